@@ -74,6 +74,12 @@ class Driver:
         self._next_step += 1
         return self.runner.collect()
 
+    def guess(self, chunk: Chunk) -> StepOutput:
+        """One step of the model's predictor."""
+        self.runner.submit(replace(self._make_step([chunk]), predicts=True))
+        self._next_step += 1
+        return self.runner.collect()
+
     def _make_step(self, chunks: Sequence[Chunk]) -> StepInput:
         step = make_step(self._next_step, chunks, self.runner.info.block_size)
         return with_states(step, chunks) if self.runner.info.state_slots else step

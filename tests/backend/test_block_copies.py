@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+from pathlib import Path
+
 import pytest
 
+from rocmforge.backend.protocol import Backend
 from tests.backend.conftest import DEFAULTS, Load
-from tests.data.models.tiny_models import PROMPT
-from tests.support.block_copies import WHATEVER_IT_TAKES, ask_in_turn, check_that_blocks_come_back
+from tests.backend.driving import Driver
+from tests.data.models.tiny_models import PROMPT, by_name
+from tests.support.block_copies import (
+    WHATEVER_IT_TAKES,
+    ask_in_turn,
+    check_that_blocks_come_back,
+    check_that_states_come_back,
+)
+from tests.support.predicting import load_predicting, write_predicting
 
 TIGHT = {"kv_blocks": 8, "max_context": 64}
 PROMPTS = [[(token + shift) % 90 + 3 for token in PROMPT] for shift in (0, 1, 2, 3, 0, 2)]
@@ -26,3 +37,27 @@ def test_prompts_that_were_evicted_are_answered_from_the_host(
     assert found == expected
     assert totals.prefix_hit_tokens == 2 * 32, "all that is full of the last two"
     assert totals.tier_restored_blocks > 0
+
+
+def test_blocks_come_back_with_what_a_predictor_keeps(backend: Backend, tmp_path: Path) -> None:
+    path = write_predicting(by_name("glm4moe"), tmp_path / "m.gguf")
+    with closing(load_predicting(backend, path, DEFAULTS)) as runner:
+        check_that_blocks_come_back(Driver(runner), predicts=True)
+
+
+@pytest.mark.parametrize("model", ["lfm2", "qwen35", "granitehybrid", "nemotron_h"])
+def test_states_come_back_to_the_bit(model: str, load: Load) -> None:
+    check_that_states_come_back(load(model))
+
+
+@pytest.mark.parametrize("model", ["lfm2", "qwen35", "granitehybrid", "nemotron_h"])
+def test_prompts_whose_states_were_evicted_are_answered_from_the_host(
+    model: str, load: Load
+) -> None:
+    stateful = TIGHT | {"state_snapshots": 2}
+    loaded = load(model, **stateful)
+    found, totals = ask_in_turn(loaded.runner, PROMPTS, DEFAULTS, slots=20, states=6)
+    expected, _ = ask_in_turn(load(model, **stateful).runner, PROMPTS, DEFAULTS)
+    assert found == expected
+    assert totals.prefix_hit_tokens == 2 * 32, "all that is full of the last two"
+    assert totals.tier_restored_states > 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import count
 
 import numpy as np
@@ -36,8 +37,11 @@ def wait_for_copies(runner: CopiesBlocks, copies: int) -> list[int]:
     return found
 
 
-def check_that_blocks_come_back(driver: Driver) -> None:
-    """Blocks are saved, overwritten and restored in other places, while steps are submitted."""
+def check_that_blocks_come_back(driver: Driver, *, predicts: bool = False) -> None:
+    """Blocks are saved, overwritten and restored in other places, while steps are submitted.
+
+    The model goes on from them, or its predictor.
+    """
     runner = driver.runner
     assert isinstance(runner, CopiesBlocks)
     size = runner.info.block_size
@@ -52,23 +56,54 @@ def check_that_blocks_come_back(driver: Driver) -> None:
     fill(others, [0, 6])
     fill(tokens, [1, 2])
     after = Chunk(tokens=[7], start=2 * size, blocks=[1, 2, 3], wants=wants)
-    expected = driver.run(after)
+    compute = driver.guess if predicts else driver.run
+    expected = compute(after)
     host = runner.open_host_blocks(4)
     assert host.shape == (4, runner.info.block_bytes)
     runner.save_blocks(np.array([2, 1], np.int32), np.array([0, 3], np.int32))
     # At once, and in the same places: what was there must have been saved before.
     fill(others, [2, 1])
     runner.restore_blocks(np.array([0, 6], np.int32), np.array([3, 0], np.int32))
-    found = driver.run(
-        Chunk(tokens=[7], start=2 * size, blocks=[0, 6, 5], wants=wants)
-    )  # at once again
+    found = compute(Chunk(tokens=[7], start=2 * size, blocks=[0, 6, 5], wants=wants))  # at once
+    assert all(each >= 0 for each in wait_for_copies(runner, 2))
+    np.testing.assert_array_equal(found.top_ids, expected.top_ids)
+    np.testing.assert_array_equal(found.top_logprobs, expected.top_logprobs)
+
+
+def check_that_states_come_back(driver: Driver) -> None:
+    """States are saved, overwritten and restored in another slot, while steps are submitted."""
+    runner = driver.runner
+    assert isinstance(runner, CopiesBlocks)
+    size = runner.info.block_size
+    tokens = [(5 * i) % 90 + 3 for i in range(2 * size)]
+    others = [(3 * i) % 90 + 4 for i in range(2 * size)]
+    driver.run(Chunk(tokens=others[size:], blocks=[4], state_slot=2))
+    for start in (0, size):
+        part = tokens[start : start + size]
+        driver.run(Chunk(tokens=part, start=start, blocks=[1, 2], state_slot=1))
+    after = Chunk(
+        tokens=[7], start=2 * size, blocks=[1, 2, 3], wants=[Want(num_logprobs=20)], state_read=1
+    )
+    expected = driver.run(after)
+    runner.open_host_blocks(1)
+    host = runner.open_host_states(3)
+    assert host.shape == (3, runner.info.slot_bytes)
+    one, two = np.array([1], np.int32), np.array([2], np.int32)
+    runner.save_states(one, two)
+    driver.run(Chunk(tokens=others[:size], blocks=[4], state_slot=1))  # what was there is saved
+    runner.restore_states(two, two)
+    found = driver.run(replace(after, state_read=2))  # at once again
     assert all(each >= 0 for each in wait_for_copies(runner, 2))
     np.testing.assert_array_equal(found.top_ids, expected.top_ids)
     np.testing.assert_array_equal(found.top_logprobs, expected.top_logprobs)
 
 
 def ask_in_turn(
-    runner: Runner, prompts: Sequence[Sequence[int]], options: LoadOptions, slots: int = 0
+    runner: Runner,
+    prompts: Sequence[Sequence[int]],
+    options: LoadOptions,
+    slots: int = 0,
+    states: int = 0,
 ) -> tuple[list[list[int]], Totals]:
     """Greedy answers to prompts one after the other, and the counters; 0 slots: without tiers."""
     clock, totals = count(1), Totals()
@@ -80,7 +115,7 @@ def ask_in_turn(
     tiers = None
     if slots:
         assert isinstance(runner, CopiesBlocks)
-        tiers = CacheTiers(runner, slots, None, totals)
+        tiers = CacheTiers(runner, slots, None, totals, states)
     core = EngineCore(runner, limits, lambda: next(clock), totals, tiers=tiers)
     answers = []
     for number, prompt in enumerate(prompts):

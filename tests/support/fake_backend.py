@@ -62,6 +62,8 @@ DEVICE = DeviceInfo(
     index=0, name="fake device", target="fake", memory_total=1 << 30, memory_free=1 << 30
 )
 HIDDEN_SIZE = 6
+STATE_BYTES = 16
+"""Of a state: the number of its tokens and their checksum."""
 _MULTIPLIER = np.uint64(6364136223846793005)
 _NO_TOKEN = 1 << 30  # and more: a row of embeddings
 _WEIGHTS: UInt64Array = np.cumprod(np.full(1 << 16, _MULTIPLIER, np.uint64), dtype=np.uint64)
@@ -176,6 +178,15 @@ class FakeConfig:
     is_measured: bool = False  # whether steps say what they cost, and the device how fast it copies
 
 
+@dataclass(frozen=True, slots=True)
+class _Copy:
+    steps: int  # that were submitted before
+    is_restore: bool
+    places: Int32Array
+    slots: Int32Array
+    copy_one: Callable[[int, int, bool], None]
+
+
 class FakeRunner:
     """Keeps token ids and positions by slot, and computes a step when it is collected."""
 
@@ -189,10 +200,10 @@ class FakeRunner:
         self._adapters = np.full(num_slots, -1, np.int32)
         # Of each state slot: how many tokens went into its state, and their checksum.
         self._states = [(-1, 0)] * (config.num_slots + config.snapshots)
-        # Of steps, and of copies between them: whether from the host, blocks and slots.
         self._queue: deque[StepInput] = deque()
-        self._copies: deque[tuple[int, bool, Int32Array, Int32Array]] = deque()
+        self._copies: deque[_Copy] = deque()
         self._host_blocks: UInt8Array = np.zeros((0, 0), np.uint8)
+        self._host_states: UInt8Array = np.zeros((0, 0), np.uint8)
         self._num_copied = 0
         self._previous = np.zeros(0, np.int32)
         self._submits = 0
@@ -216,6 +227,7 @@ class FakeRunner:
             masks_tokens=True,
             adapters=config.adapters,
             state_slots=config.num_slots + config.snapshots,
+            state_bytes=(config.num_slots + config.snapshots) * STATE_BYTES,
             snapshots=config.snapshots,
             notes=("This backend makes tokens up.",),
         )
@@ -257,13 +269,26 @@ class FakeRunner:
         self._host_blocks = np.full((count, self.info.block_bytes), 0xEE, np.uint8)
         return self._host_blocks
 
+    def open_host_states(self, count: int) -> UInt8Array:
+        """Memory that begins with what nobody has written."""
+        self._host_states = np.full((count, STATE_BYTES), 0xEE, np.uint8)
+        return self._host_states
+
     def save_blocks(self, blocks: Int32Array, slots: Int32Array) -> None:
         """Queues the copy behind the steps that were submitted."""
-        self._queue_copy(False, blocks, slots)
+        self._queue_copy(self._copy_block, (blocks, slots), is_restore=False)
 
     def restore_blocks(self, blocks: Int32Array, slots: Int32Array) -> None:
         """Queues the copy behind the steps that were submitted."""
-        self._queue_copy(True, blocks, slots)
+        self._queue_copy(self._copy_block, (blocks, slots), is_restore=True)
+
+    def save_states(self, states: Int32Array, slots: Int32Array) -> None:
+        """Queues the copy behind the steps that were submitted."""
+        self._queue_copy(self._copy_state, (states, slots), is_restore=False)
+
+    def restore_states(self, states: Int32Array, slots: Int32Array) -> None:
+        """Queues the copy behind the steps that were submitted."""
+        self._queue_copy(self._copy_state, (states, slots), is_restore=True)
 
     def finished_copies(self) -> list[int]:
         """Copies end late: one each time, or when a step comes that may depend on them."""
@@ -272,30 +297,47 @@ class FakeRunner:
         copied, self._num_copied = self._num_copied, 0
         return [self._config.copy_ns] * copied
 
-    def _queue_copy(self, is_restore: bool, blocks: Int32Array, slots: Int32Array) -> None:
-        self._require(0 < len(blocks) == len(slots), "blocks and slots of a copy")
-        targets, count = (blocks, self._config.num_blocks), len(self._host_blocks)
-        if not is_restore:
-            targets = slots, count
-        self._require(len(set(targets[0].tolist())) == len(targets[0]), "copied to one place twice")
-        self._require(bool((blocks < self._config.num_blocks).all()), "no such block")
-        self._require(bool((slots < count).all()), "no such slot")
-        self._copies.append((self._submits, is_restore, blocks.copy(), slots.copy()))
+    def _queue_copy(
+        self,
+        copy: Callable[[int, int, bool], None],
+        pairs: tuple[Int32Array, Int32Array],
+        *,
+        is_restore: bool,
+    ) -> None:
+        places, slots = pairs
+        self._require(0 < len(places) == len(slots), "places and slots of a copy")
+        targets = (places if is_restore else slots).tolist()
+        self._require(len(set(targets)) == len(targets), "copied to one place twice")
+        of_blocks = copy == self._copy_block
+        count = self._config.num_blocks if of_blocks else len(self._states)
+        self._require(bool((places < count).all()), "no such place")
+        host = self._host_blocks if of_blocks else self._host_states
+        self._require(bool((slots < len(host)).all()), "no such slot")
+        self._copies.append(_Copy(self._submits, is_restore, places.copy(), slots.copy(), copy))
 
     def _copy(self, steps: int, most: int | None = None) -> None:
         """Makes copies that were asked for before so many steps had been submitted."""
-        arrays = (self._tokens, self._positions, self._adapters)
-        size = self._config.block_size
-        while self._copies and self._copies[0][0] <= steps and most != 0:
-            _, is_restore, blocks, slots = self._copies.popleft()
-            for block, slot in zip(blocks.tolist(), slots.tolist(), strict=True):
-                host = self._host_blocks[slot].view(np.int32).reshape(3, size)
-                for i, array in enumerate(arrays):
-                    device = array[block * size : (block + 1) * size]
-                    source, target = (host[i], device) if is_restore else (device, host[i])
-                    target[:] = source
+        while self._copies and self._copies[0].steps <= steps and most != 0:
+            copy = self._copies.popleft()
+            for place, slot in zip(copy.places.tolist(), copy.slots.tolist(), strict=True):
+                copy.copy_one(place, slot, copy.is_restore)
             self._num_copied += 1
             most = None if most is None else most - 1
+
+    def _copy_block(self, block: int, slot: int, is_restore: bool) -> None:
+        size = self._config.block_size
+        host = self._host_blocks[slot].view(np.int32).reshape(3, size)
+        for i, array in enumerate((self._tokens, self._positions, self._adapters)):
+            device = array[block * size : (block + 1) * size]
+            source, target = (host[i], device) if is_restore else (device, host[i])
+            target[:] = source
+
+    def _copy_state(self, place: int, slot: int, is_restore: bool) -> None:
+        host = self._host_states[slot].view(np.uint64)
+        if is_restore:
+            self._states[place] = int(host[0]), int(host[1])
+        else:
+            host[:] = self._states[place]
 
     def close(self) -> None:
         """Nothing to free."""

@@ -93,6 +93,7 @@ class HipBackend:
             activations=needs.step_bytes,
             states=needs.states,
             snapshots=needs.snapshots,
+            slot_bytes=needs.states // needs.state_slots if needs.state_slots else 0,
             kv_block=needs.block_bytes,
             block_size=BLOCK_TOKENS,
             kv_dtype=cache_type(needs),

@@ -64,12 +64,18 @@ class ReferenceOps:
     @property
     def cache_arrays(self) -> tuple[Float32Array, ...]:
         """The arrays whose rows are the blocks of the cache, of all layers, each once."""
-        return tuple(
+        hidden = () if self._hidden is None else (self._hidden,)
+        return hidden + tuple(
             array
             for layer, cache in zip(self._config.layers, self._caches, strict=True)
             if layer.cache_of is None
             for array in ((cache.keys, cache.values) if layer.latent is None else (cache.keys,))
         )
+
+    @property
+    def state_arrays(self) -> tuple[Float32Array, ...]:
+        """The arrays whose rows are the state slots, of all layers."""
+        return tuple(array for layer in self._states for array in layer)
 
     def embed(
         self,

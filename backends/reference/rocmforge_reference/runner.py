@@ -33,6 +33,8 @@ from rocmforge_reference.model_ops import ReferenceOps, Step
 from rocmforge_reference.sampling import NO_TOKEN, sample
 from rocmforge_reference.weights import Weight
 
+Arrays = tuple[Float32Array, ...]
+
 
 class ReferenceRunner:
     """A model in memory. `submit` does the work; `collect` hands it out. Implements `CopiesBlocks`.
@@ -58,6 +60,7 @@ class ReferenceRunner:
         self._output: StepOutput | None = None
         self._last_tokens = np.empty(0, np.int32)
         self._host_blocks: UInt8Array = np.empty((0, 0), np.uint8)
+        self._host_states: UInt8Array = np.empty((0, 0), np.uint8)
         self._copied_ns: list[int] = []
 
     @property
@@ -87,32 +90,47 @@ class ReferenceRunner:
         self._host_blocks = np.empty((count, self._info.block_bytes), np.uint8)
         return self._host_blocks
 
+    def open_host_states(self, count: int) -> UInt8Array:
+        self._host_states = np.empty((count, self._info.slot_bytes), np.uint8)
+        return self._host_states
+
     def save_blocks(self, blocks: Int32Array, slots: Int32Array) -> None:
-        started = time.perf_counter_ns()
-        for array, part in self._cache_parts():
-            self._host_blocks[slots, part] = array[blocks].reshape(len(blocks), -1).view(np.uint8)
-        self._copied_ns.append(time.perf_counter_ns() - started)
+        self._save(self._ops.cache_arrays, blocks, self._host_blocks, slots)
 
     def restore_blocks(self, blocks: Int32Array, slots: Int32Array) -> None:
-        started = time.perf_counter_ns()
-        for array, part in self._cache_parts():
-            values = np.ascontiguousarray(self._host_blocks[slots, part]).view(np.float32)
-            array[blocks] = values.reshape(len(blocks), *array.shape[1:])
-        self._copied_ns.append(time.perf_counter_ns() - started)
+        self._restore(self._ops.cache_arrays, blocks, self._host_blocks, slots)
+
+    def save_states(self, states: Int32Array, slots: Int32Array) -> None:
+        self._save(self._ops.state_arrays, states, self._host_states, slots)
+
+    def restore_states(self, states: Int32Array, slots: Int32Array) -> None:
+        self._restore(self._ops.state_arrays, states, self._host_states, slots)
 
     def finished_copies(self) -> list[int]:
         copied, self._copied_ns = self._copied_ns, []
         return copied
 
-    def _cache_parts(self) -> list[tuple[Float32Array, slice]]:
-        """Returns the arrays of the cache, and where their bytes are in a block's."""
+    def _save(
+        self, arrays: Arrays, places: Int32Array, host: UInt8Array, slots: Int32Array
+    ) -> None:
+        started = time.perf_counter_ns()
+        for array, part in _parts(arrays, host):
+            host[slots, part] = array[places].reshape(len(places), -1).view(np.uint8)
+        self._copied_ns.append(time.perf_counter_ns() - started)
+
+    def _restore(
+        self, arrays: Arrays, places: Int32Array, host: UInt8Array, slots: Int32Array
+    ) -> None:
+        started = time.perf_counter_ns()
+        for array, part in _parts(arrays, host):
+            values = np.ascontiguousarray(host[slots, part]).view(np.float32)
+            array[places] = values.reshape(len(places), *array.shape[1:])
+        self._copied_ns.append(time.perf_counter_ns() - started)
+
+    @property
+    def _ops(self) -> ReferenceOps:
         assert self._model is not None, "the runner is closed"
-        parts, end = [], 0
-        for array in self._model[2].cache_arrays:
-            start, end = end, end + array[0].nbytes
-            parts.append((array, slice(start, end)))
-        assert end == self._info.block_bytes, "all of a block is copied"
-        return parts
+        return self._model[2]
 
     def close(self) -> None:
         self._model = None
@@ -166,3 +184,14 @@ class ReferenceRunner:
         token_ids = step.token_ids.copy()
         token_ids[~known] = np.maximum(self._last_tokens[step.token_source[~known]], 0)
         return token_ids
+
+
+def _parts(arrays: Arrays, host: UInt8Array) -> list[tuple[Float32Array, slice]]:
+    """Returns the arrays, and where their bytes are in a slot of the host's memory."""
+    parts, end = [], 0
+    for array in arrays:
+        start, end = end, end + array[0].nbytes
+        if end > start:  # a layer without attention has no keys
+            parts.append((array, slice(start, end)))
+    assert end == host.shape[1], "all of it is copied"
+    return parts

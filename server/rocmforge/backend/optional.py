@@ -137,6 +137,7 @@ class MemoryEstimate:
     activations: int  # and everything else that does not grow with the cache
     states: int = 0  # of all sequences that run at once, and of snapshots
     snapshots: int = 0  # so many; no bytes
+    slot_bytes: int = 0  # of `states`, for one sequence
     kv_block: int  # of all layers; 0: there is no cache
     block_size: int  # tokens
     kv_dtype: str

@@ -364,6 +364,11 @@ class RunnerInfo:
         """Bytes of a KV block, of all layers; 0 without a cache."""
         return self.kv_bytes // self.num_blocks if self.num_blocks else 0
 
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of a state slot, of all layers; 0 without states."""
+        return self.state_bytes // self.state_slots if self.state_slots else 0
+
 
 ProgressCallback = Callable[[str, float], None]
 """Called while loading with what is being done and the share of it done, 0..1."""
@@ -430,12 +435,12 @@ class MasksLate(Runner, Protocol):
 
 @runtime_checkable
 class CopiesBlocks(Runner, Protocol):
-    """A runner that copies blocks of its cache to the host's memory and back, beside its steps.
+    """A runner that copies blocks and states to the host's memory and back, beside its steps.
 
     The copies of one runner take place one after another, in the order of the calls. Each begins
-    when all steps submitted before the call have ended. A step submitted after the call finds the
-    blocks as if the copy had been made at the call: what it reads has been restored, and what it
-    overwrites has been saved.
+    when all steps submitted before the call have ended. A step submitted after the call finds
+    blocks and states as if the copy had been made at the call: what it reads has been restored,
+    and what it overwrites has been saved.
     """
 
     def open_host_blocks(self, count: int) -> UInt8Array:
@@ -460,6 +465,32 @@ class CopiesBlocks(Runner, Protocol):
 
     def restore_blocks(self, blocks: Int32Array, slots: Int32Array) -> None:
         """Starts copying slots to blocks, [N] each, N at least 1; no block is named twice.
+
+        Raises:
+            EngineError: the device failed.
+        """
+        ...
+
+    def open_host_states(self, count: int) -> UInt8Array:
+        """Returns new memory of the host for so many state slots, as `open_host_blocks` does.
+
+        It has the shape [count, slot_bytes]. Only of a model with states, and after that call.
+
+        Raises:
+            OutOfMemory: there is not that much that the device could copy from.
+        """
+        ...
+
+    def save_states(self, states: Int32Array, slots: Int32Array) -> None:
+        """Starts copying state slots to slots of the host's memory, as `save_blocks` does.
+
+        Raises:
+            EngineError: the device failed.
+        """
+        ...
+
+    def restore_states(self, states: Int32Array, slots: Int32Array) -> None:
+        """Starts copying slots of the host's memory to state slots, as `restore_blocks` does.
 
         Raises:
             EngineError: the device failed.

@@ -159,8 +159,10 @@ def _print(console: Console, plan: PlanReport, settings: Settings) -> None:
         rows.insert(4, ("experts", str(estimate.hosted)))
     tiers = tier_options(settings)
     if tiers.wanted and estimate.kv_block:
-        blocks = tiers.pinned_bytes // estimate.kv_block
+        blocks, kept = tiers.divide(estimate.kv_block, estimate.slot_bytes)
         tokens = f"{blocks:,} blocks, {blocks * estimate.block_size:,} tokens"
+        if kept:
+            tokens += f", {kept:,} snapshots of states"
         rows.append(("host cache", f"{size_text(tiers.pinned_bytes)} of the host: {tokens}"))
     if plan.draft is not None:
         rows.insert(-2, ("draft model", _draft_part(plan.draft, estimate, settings)))

@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
 import pytest
 
+from rocmforge.backend import registry
 from rocmforge.backend.protocol import StepInput
 from rocmforge.errors import EngineError
 from rocmforge_hip.device.driver import Driver as HipDriver
 from rocmforge_hip.run.block_copies import BlockCopies
 from tests.backend.driving import Driver
+from tests.data.models.tiny_mamba import larger_mamba
+from tests.data.models.tiny_model import TinyModel
 from tests.data.models.tiny_models import PROMPT, by_name, write_model
-from tests.support.block_copies import WHATEVER_IT_TAKES, ask_in_turn, check_that_blocks_come_back
+from tests.data.models.tiny_recurrent import larger_delta, larger_liquid
+from tests.support.block_copies import (
+    WHATEVER_IT_TAKES,
+    ask_in_turn,
+    check_that_blocks_come_back,
+    check_that_states_come_back,
+)
 from tests.support.hip import fitting
 from tests.support.host_platform import HostPlatform
 from tests.support.options import SMALL
+from tests.support.predicting import load_predicting, write_predicting
 from tests.support.runners import load_hip
 
 WIDE = replace(SMALL, max_batched_tokens=64, max_context=128)
@@ -50,6 +60,24 @@ def test_prompts_that_were_evicted_are_answered_from_the_host(
     assert totals.tier_restored_blocks >= 2
 
 
+def larger(name: str) -> TinyModel:
+    """The model in sizes that there are kernels for."""
+    sizes = {"lfm2": larger_liquid, "qwen35": larger_delta, "nemotron_h": larger_mamba}
+    return sizes.get(name, fitting)(by_name(name))
+
+
+@pytest.mark.parametrize("name", ["lfm2", "qwen35", "nemotron_h"])
+def test_states_come_back_to_the_bit(name: str, stack: ExitStack, tmp_path: Path) -> None:
+    path = write_model(larger(name), tmp_path)
+    check_that_states_come_back(Driver(load_hip(stack, path, WIDE)))
+
+
+def test_blocks_come_back_with_what_a_predictor_keeps(stack: ExitStack, tmp_path: Path) -> None:
+    path = write_predicting(fitting(by_name("glm4moe")), tmp_path / "m.gguf")
+    runner = load_predicting(registry.create("hip"), path, WIDE)
+    check_that_blocks_come_back(Driver(stack.enter_context(closing(runner))), predicts=True)
+
+
 def _no_wait(driver: HipDriver, stream: int, event: int) -> None:
     """Nothing waits for anything."""
 
@@ -59,14 +87,17 @@ def _no_wait_of_steps(copies: BlockCopies, step: StepInput) -> None:
 
 
 @pytest.mark.parametrize(
-    ("owner", "name", "mistake"),
+    ("model", "check", "owner", "name", "mistake"),
     [
-        (HipDriver, "wait_for_event", _no_wait),
-        (BlockCopies, "before_step", _no_wait_of_steps),
+        ("llama", check_that_blocks_come_back, HipDriver, "wait_for_event", _no_wait),
+        ("llama", check_that_blocks_come_back, BlockCopies, "before_step", _no_wait_of_steps),
+        ("lfm2", check_that_states_come_back, BlockCopies, "before_step", _no_wait_of_steps),
     ],
-    ids=["copies_do_not_wait", "steps_do_not_wait"],
+    ids=["copies_do_not_wait", "steps_do_not_wait", "steps_do_not_wait_for_states"],
 )
 def test_a_copy_that_is_not_waited_for_is_found(
+    model: str,
+    check: Callable[[Driver], None],
     owner: type,
     name: str,
     mistake: Callable[..., None],
@@ -77,10 +108,10 @@ def test_a_copy_that_is_not_waited_for_is_found(
 ) -> None:
     if host is None:
         pytest.skip("a real device does not say what was not ordered")
-    runner = load_hip(stack, write_model(fitting(by_name("llama")), tmp_path), WIDE)
+    runner = load_hip(stack, write_model(larger(model), tmp_path), WIDE)
     monkeypatch.setattr(owner, name, mistake)
     with pytest.raises(EngineError):
-        check_that_blocks_come_back(Driver(runner))
+        check(Driver(runner))
     found = host.take_finding()
     with suppress(EngineError):
         runner.close()

@@ -27,9 +27,9 @@ FULL = 16  # tokens of a block
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folders of two tiny models."""
+    """Folders of two tiny models, one with states."""
     folder = tmp_path_factory.mktemp("models")
-    for name in ("llama", "qwen3"):
+    for name in ("llama", "qwen35"):
         write_tokenizer(write_folder(by_name(name), folder / name), pieces(VOCABULARY))
     return folder
 
@@ -78,25 +78,27 @@ def files(folder: Path) -> list[Path]:
 
 
 def test_a_restarted_server_computes_no_old_part(serve: Serve, tmp_path: Path) -> None:
-    with serve() as server:
-        answer, tokens, cached = ask(server)
-        assert cached == 0
+    names = ("llama", "qwen35")
+    with serve(names) as server:
+        answers = {name: ask(server, model=name) for name in names}
         assert server.stop() == 0
-    assert len(files(tmp_path)) >= tokens // FULL - 1
-    with serve() as server:
-        found = ask(server)
+    assert len(files(tmp_path)) >= sum(tokens // FULL for _, tokens, _ in answers.values()) - 2
+    with serve(names) as server:
+        for name, (answer, tokens, cached) in answers.items():
+            assert cached == 0
+            assert ask(server, model=name) == (answer, tokens, (tokens - 1) // FULL * FULL)
         metrics = httpx.get(f"{server.url}/metrics").text
-    assert found == (answer, tokens, (tokens - 1) // FULL * FULL)
     assert 'rocmforge_cache_dir_read_blocks_total{engine="0",model_name="llama"}' in metrics
+    assert 'rocmforge_cache_dir_read_snapshots_total{engine="0",model_name="qwen35"} 1.0' in metrics
 
 
 def test_a_model_that_was_unloaded_for_another_finds_its_prompts(serve: Serve) -> None:
-    with serve(("llama", "qwen3"), "--load", "request", "--max-loaded-models", "1") as server:
+    with serve(("llama", "qwen35"), "--load", "request", "--max-loaded-models", "1") as server:
         answer, tokens, _ = ask(server)
-        other, _, cached = ask(server, model="qwen3")
+        other, _, cached = ask(server, model="qwen35")
         assert cached == 0, "what another model computed"
         assert ask(server) == (answer, tokens, (tokens - 1) // FULL * FULL)
-        assert ask(server, model="qwen3")[0] == other
+        assert ask(server, model="qwen35")[0] == other
 
 
 def test_keys_find_their_own_prompts_whatever_their_order(serve: Serve) -> None:

@@ -17,7 +17,7 @@ from typing import Final
 from rocmforge.models.blocks import Embedding, Experts, Mamba
 from rocmforge.models.config import ActivationFunction, ExpertsConfig, ModelConfig
 from rocmforge.models.forward.ops import AttentionSpec
-from rocmforge_hip.device.constants import QUANT_BLOCK
+from rocmforge_hip.device.constants import BLOCK_TOKENS, QUANT_BLOCK
 from rocmforge_hip.device.library import KernelLibrary
 from rocmforge_hip.device.memory import DeviceArray
 from rocmforge_hip.ops.activations import Activation, ActivationArrays, Forms
@@ -72,6 +72,7 @@ class HipOps:
         config, library, arena = resources.config, resources.library, resources.arena
         geometry, formats, tables = resources.geometry, resources.formats, resources.tables
         self._causal = config.causal
+        self._resources = resources
         self._arena = arena
         # All kernels are loaded now: a module must not be loaded while a graph is captured.
         self.products = LinearKernels(library, geometry, arena, formats, resources.slices)
@@ -116,6 +117,26 @@ class HipOps:
     def caches(self) -> tuple[LayerCache[DeviceArray], ...]:
         """Keys and values, by layer."""
         return () if self._cached is None else self._cached.caches
+
+    @property
+    def cache_arrays(self) -> list[DeviceArray]:
+        """All that is kept of the tokens of a block, [blocks, ...] each."""
+        found = [
+            array
+            for cache in self.caches
+            for array in (cache.keys, cache.values, cache.key_scale, cache.value_scale)
+            if array is not None
+        ]
+        hidden = self._resources.hidden
+        if hidden is not None:
+            slots, features = hidden.shape
+            found.append(hidden.first(slots // BLOCK_TOKENS, BLOCK_TOKENS, features))
+        return found
+
+    @property
+    def state_arrays(self) -> list[DeviceArray]:
+        """All states of a sequence, [state slots, ...] each."""
+        return [array for layer in self._resources.states for array in layer]
 
     def embed(
         self,

@@ -1,18 +1,19 @@
-"""Blocks of the KV cache are copied to pinned memory of the host and back while steps run.
+"""Blocks of the KV cache, and states, are copied to pinned memory of the host and back.
 
-A kernel in a stream of its own makes each copy, as a block has a part in every array of every
-layer: thousands of small copies by the driver would take longer than to compute the block. Two
-orders are kept by events:
+A kernel in a stream of its own makes each copy while steps run, as a block has a part in every
+array of every layer: thousands of small copies by the driver would take longer than to compute the
+block. A state slot has parts in the same way. Two orders are kept by events:
 
 - A copy begins when the steps submitted before it have ended. So what it saves has been computed,
   and nobody reads any more what it overwrites.
-- A step that is submitted later waits for the copy in the device's stream, if it overwrites a block
-  that is being saved, or reads one that is being restored. Other steps do not wait.
+- A step that is submitted later waits for the copy in the device's stream, if it overwrites what is
+  being saved, or reads what is being restored. Other steps do not wait.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -23,7 +24,6 @@ from rocmforge_hip.device.constants import BLOCK_TOKENS
 from rocmforge_hip.device.memory import DeviceArray, PinnedBuffer
 from rocmforge_hip.device.opening import Device
 from rocmforge_hip.kernels.cache import rf_copy_blocks
-from rocmforge_hip.ops.cached_attention import LayerCache
 
 _THREADS: Final = 256
 _GRID: Final = 16
@@ -40,104 +40,123 @@ class _Lane:
     ended: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Copy:
-    lane: _Lane
-    blocks: Int32Array
-    is_restore: bool
-
-
-class BlockCopies:
-    """The copies of one model's blocks.
+class Stored:
+    """Places of one kind on the device, blocks or state slots, and memory of the host for some.
 
     Args:
         device: Of the model.
-        caches: Of its layers.
-        block_bytes: Of a block, in all of them.
+        arrays: On the device, [places, ...] each.
         count: Slots of the host's memory.
+        name: Of a place, for messages.
 
     Raises:
         OutOfMemory: The host has not so much that can be pinned.
     """
 
     def __init__(
-        self,
-        device: Device,
-        caches: tuple[LayerCache[DeviceArray], ...],
-        block_bytes: int,
-        count: int,
+        self, device: Device, arrays: Sequence[DeviceArray], count: int, name: str
     ) -> None:
-        self._device, self._driver, self._stream = device, device.driver, device.stream
-        self._block_bytes = block_bytes
-        self._copies = device.driver.create_stream()
-        self._kernel = device.library.kernel("rf_copy_blocks", rf_copy_blocks, self._copies)
-        arrays = [
-            array
-            for cache in caches
-            for array in (cache.keys, cache.values, cache.key_scale, cache.value_scale)
-            if array is not None and array.nbytes
-        ]
-        self._num_blocks = arrays[0].shape[0]
-        self._cache = arrays[0]
-        sizes = [array.nbytes // self._num_blocks for array in arrays]
-        assert sum(sizes) == block_bytes, "all of a block is copied"
+        arrays = [array for array in arrays if array.nbytes]
+        self.num_places = arrays[0].shape[0]
+        self.first = arrays[0]
+        sizes = [array.nbytes // self.num_places for array in arrays]
         assert all(size % 16 == 0 for size in sizes), "a thread copies 16 bytes"
-        self._num_arrays = len(arrays)
-        table = np.array(
-            [
-                [array.address - self._cache.address for array in arrays],
-                sizes,
-                np.cumsum([0, *sizes[:-1]]),
-            ],
-            np.int64,
-        )
+        self.num_arrays = len(arrays)
+        self.nbytes = sum(sizes)
+        rows = [
+            [array.address - self.first.address for array in arrays],
+            sizes,
+            np.cumsum([0, *sizes[:-1]]),
+        ]
+        values = np.array(rows, np.int64)
         # Kernels read the little that they need to know from the host's memory, too.
-        self._table = device.memory.pinned(table.nbytes, "parts of blocks")
-        self._table.bytes.view(np.int64)[:] = table.reshape(-1)
-        self._host = device.memory.pinned(count * block_bytes, "blocks on the host")
-        self._free: list[_Lane] = []
-        self._running: deque[_Copy] = deque()
+        table = device.memory.pinned(values.nbytes, f"parts of {name}")
+        table.bytes.view(np.int64)[:] = values.reshape(-1)
+        self.offsets, self.sizes, self.starts = (
+            _pinned(table.address + row.nbytes * i, len(row), np.int64)
+            for i, row in enumerate(values)
+        )
+        self.host = device.memory.pinned(count * self.nbytes, f"{name} on the host")
 
     @property
     def slots(self) -> UInt8Array:
-        """The host's memory, [count, block_bytes]."""
-        return self._host.bytes.reshape(-1, self._block_bytes)
+        """The host's memory, [count, nbytes]."""
+        return self.host.bytes.reshape(-1, self.nbytes)
 
-    def start(self, blocks: Int32Array, slots: Int32Array, *, is_restore: bool) -> None:
-        """Starts a copy between blocks and slots, [N] each, behind the steps so far."""
+
+@dataclass(frozen=True, slots=True)
+class _Copy:
+    lane: _Lane
+    of: Stored
+    places: Int32Array
+    is_restore: bool
+
+
+class BlockCopies:
+    """The copies of one model's blocks, and of its states if they are opened.
+
+    Args:
+        device: Of the model.
+        arrays: Of its cache, [blocks, ...] each.
+        count: Slots of the host's memory, for blocks.
+
+    Raises:
+        OutOfMemory: The host has not so much that can be pinned.
+    """
+
+    def __init__(self, device: Device, arrays: Sequence[DeviceArray], count: int) -> None:
+        self._device, self._driver, self._stream = device, device.driver, device.stream
+        self.blocks = Stored(device, arrays, count, "blocks")
+        self.states: Stored | None = None
+        self._copies = device.driver.create_stream()
+        self._kernel = device.library.kernel("rf_copy_blocks", rf_copy_blocks, self._copies)
+        self._free: list[_Lane] = []
+        self._running: deque[_Copy] = deque()
+
+    def open_states(self, arrays: Sequence[DeviceArray], count: int) -> UInt8Array:
+        """Returns memory of the host for states, [slots, ...] each; before any copy.
+
+        Raises:
+            OutOfMemory: The host has not so much that can be pinned.
+        """
+        self.states = Stored(self._device, arrays, count, "states")
+        return self.states.slots
+
+    def start(self, of: Stored, places: Int32Array, slots: Int32Array, *, is_restore: bool) -> None:
+        """Starts a copy between places on the device and slots, [N] each, behind the steps."""
         driver, lane = self._driver, self._free.pop() if self._free else self._new_lane()
-        count = len(blocks)
+        count = len(places)
         pairs = lane.pairs.bytes.view(np.int32).reshape(-1, 2)
-        pairs[:count, 0], pairs[:count, 1] = blocks, slots
+        pairs[:count, 0], pairs[:count, 1] = places, slots
         driver.record_event(lane.before, self._stream)
         driver.wait_for_event(self._copies, lane.before)
         driver.record_event(lane.started, self._copies)
-        table, size = self._table.address, self._num_arrays
         self._kernel.launch(
-            (min(_GRID, count * size), 1, 1),
+            (min(_GRID, count * of.num_arrays), 1, 1),
             _THREADS,
-            cache=self._cache,
-            arrays=_pinned(table, size, np.int64),
-            part_bytes=_pinned(table + 8 * size, size, np.int64),
-            starts=_pinned(table + 16 * size, size, np.int64),
+            cache=of.first,
+            arrays=of.offsets,
+            part_bytes=of.sizes,
+            starts=of.starts,
             pairs=_pinned(lane.pairs.address, 2 * count, np.int32),
-            host=_pinned(self._host.address, self._host.bytes.size, np.uint8),
-            block_bytes=self._block_bytes,
-            num_arrays=size,
+            host=_pinned(of.host.address, of.host.bytes.size, np.uint8),
+            block_bytes=of.nbytes,
+            num_arrays=of.num_arrays,
             count=count,
             to_host=int(not is_restore),
         )
         driver.record_event(lane.ended, self._copies)
-        self._running.append(_Copy(lane, blocks.copy(), is_restore))
+        self._running.append(_Copy(lane, of, places.copy(), is_restore))
 
     def before_step(self, step: StepInput) -> None:
         """Lets the steps' stream wait for the copies that a step about to start depends on."""
         if not self._running:
             return
-        written = np.unique(step.slot_mapping // BLOCK_TOKENS)
-        read = np.unique(step.block_table)
+        blocks = np.unique(step.block_table), np.unique(step.slot_mapping // BLOCK_TOKENS)
+        states = step.state_reads, step.state_writes
         for copy in reversed(self._running):  # the copies before one have ended when it has
-            if np.isin(copy.blocks, read if copy.is_restore else written).any():
+            read, written = blocks if copy.of is self.blocks else states
+            if np.isin(copy.places, read if copy.is_restore else written).any():
                 self._driver.wait_for_event(self._stream, copy.lane.ended)
                 return
 
@@ -160,8 +179,11 @@ class BlockCopies:
 
     def _new_lane(self) -> _Lane:
         driver = self._driver
+        most = self.blocks.num_places
+        if self.states is not None:
+            most = max(most, self.states.num_places)
         return _Lane(
-            self._device.memory.pinned(8 * self._num_blocks, "blocks of a copy"),
+            self._device.memory.pinned(8 * most, "places of a copy"),
             driver.create_event(timed=False),
             driver.create_event(timed=True),
             driver.create_event(timed=True),

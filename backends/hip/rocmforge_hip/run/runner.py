@@ -57,7 +57,7 @@ from rocmforge_hip.ops.step import (
     StepShape,
 )
 from rocmforge_hip.ops.step_output import OutputLayout
-from rocmforge_hip.run.block_copies import BlockCopies
+from rocmforge_hip.run.block_copies import BlockCopies, Stored
 from rocmforge_hip.run.checked_drafts import as_decodes
 from rocmforge_hip.run.embeddings import RowStaging
 from rocmforge_hip.run.expert_cache import open_expert_cache
@@ -228,26 +228,43 @@ class HipRunner:
     def open_host_blocks(self, count: int) -> UInt8Array:
         assert self._copies is None, "there is memory for blocks already"
         with self._pipeline.guarded():
-            self._copies = BlockCopies(
-                self._device, self._model.ops.caches, self._info.block_bytes, count
-            )
-        return self._copies.slots
+            self._copies = BlockCopies(self._device, self._model.ops.cache_arrays, count)
+        assert self._copies.blocks.nbytes == self._info.block_bytes, "all of a block is copied"
+        return self._copies.blocks.slots
+
+    def open_host_states(self, count: int) -> UInt8Array:
+        with self._pipeline.guarded():
+            slots = self._opened_copies.open_states(self._model.ops.state_arrays, count)
+        assert slots.shape[1] == self._info.slot_bytes, "all states of a sequence are copied"
+        return slots
 
     def save_blocks(self, blocks: Int32Array, slots: Int32Array) -> None:
-        self._copy(blocks, slots, is_restore=False)
+        self._copy(self._opened_copies.blocks, blocks, slots, is_restore=False)
 
     def restore_blocks(self, blocks: Int32Array, slots: Int32Array) -> None:
-        self._copy(blocks, slots, is_restore=True)
+        self._copy(self._opened_copies.blocks, blocks, slots, is_restore=True)
+
+    def save_states(self, states: Int32Array, slots: Int32Array) -> None:
+        self._copy(self._opened_copies.states, states, slots, is_restore=False)
+
+    def restore_states(self, states: Int32Array, slots: Int32Array) -> None:
+        self._copy(self._opened_copies.states, states, slots, is_restore=True)
 
     def finished_copies(self) -> list[int]:
-        assert self._copies is not None, "there is no memory for blocks"
         with self._pipeline.guarded():
-            return self._copies.finished()
+            return self._opened_copies.finished()
 
-    def _copy(self, blocks: Int32Array, slots: Int32Array, *, is_restore: bool) -> None:
+    @property
+    def _opened_copies(self) -> BlockCopies:
         assert self._copies is not None, "there is no memory for blocks"
+        return self._copies
+
+    def _copy(
+        self, of: Stored | None, places: Int32Array, slots: Int32Array, *, is_restore: bool
+    ) -> None:
+        assert of is not None, "there is no memory for states"
         with self._pipeline.guarded():
-            self._copies.start(blocks, slots, is_restore=is_restore)
+            self._opened_copies.start(of, places, slots, is_restore=is_restore)
 
     def collect(self) -> StepOutput:
         lane, done, timing = self._pipeline.collect()

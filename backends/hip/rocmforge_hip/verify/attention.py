@@ -167,21 +167,19 @@ def _fill_cache(bench: Workbench) -> _Stored:
 
 def _copy_blocks(bench: Workbench) -> float:
     """Checks that blocks that went to the host and came back elsewhere have all their bytes."""
-    caches, num_blocks = bench.model.ops.caches, bench.model.ops.caches[0].keys.shape[0]
+    cached, byte = bench.model.ops.cache_arrays, np.dtype(np.uint8)
+    num_blocks = cached[0].shape[0]
     arrays = [
-        DeviceArray(each.address, (num_blocks, each.nbytes // num_blocks), np.dtype(np.uint8))
-        for cache in caches
-        for each in (cache.keys, cache.values, cache.key_scale, cache.value_scale)
-        if each is not None
+        DeviceArray(each.address, (num_blocks, each.nbytes // num_blocks), byte) for each in cached
     ]
     random = np.random.default_rng(5)
     values = [random.integers(0, 256, array.shape, np.uint8) for array in arrays]
     for array, bytes_of in zip(arrays, values, strict=True):
         bench.put(bytes_of, array)
-    copies = BlockCopies(bench.device, caches, sum(array.shape[1] for array in arrays), 3)
+    copies = BlockCopies(bench.device, arrays, 3)
     slots = np.array([2, 0, 1], np.int32)
-    copies.start(np.array([1, 3, 0], np.int32), slots, is_restore=False)
-    copies.start(np.array([0, 1, 2], np.int32), slots, is_restore=True)
+    copies.start(copies.blocks, np.array([1, 3, 0], np.int32), slots, is_restore=False)
+    copies.start(copies.blocks, np.array([0, 1, 2], np.int32), slots, is_restore=True)
     copies.close()
     for array, bytes_of in zip(arrays, values, strict=True):
         bytes_of[[0, 1, 2]] = bytes_of[[1, 3, 0]]

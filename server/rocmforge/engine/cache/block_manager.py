@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 
+from rocmforge.backend.protocol import NO_SLOT
 from rocmforge.engine.cache.blocks import BlockAllocator
 from rocmforge.engine.cache.state_keeper import StateKeeper
 from rocmforge.engine.cache.tiers.tiers import Arrival, CacheTiers
-from rocmforge.engine.cache.tiers.worth import ComputeNs
+from rocmforge.engine.cache.tiers.worth import ComputeNs, worth_restoring
 from rocmforge.engine.ipc.totals import Totals
 from rocmforge.engine.sequence.sequence import Sequence
 
@@ -40,7 +42,7 @@ class BlockManager:
         totals: Totals | None = None,
         tiers: CacheTiers | None = None,
     ) -> None:
-        self._allocator = BlockAllocator(num_blocks, tiers)
+        self._allocator = BlockAllocator(num_blocks, None if tiers is None else tiers.blocks)
         self._tiers = tiers
         self._block_size = block_size
         self._keeps_prefixes = keeps_prefixes
@@ -53,6 +55,7 @@ class BlockManager:
                 block_size,
                 self._allocator.holds,
                 totals or Totals(),
+                None if tiers is None else tiers.states,
             )
 
     @property
@@ -147,31 +150,89 @@ class BlockManager:
         """
         if self._tiers is None:
             return False
+        size, states, base = self._block_size, self._states, None
         cached = self._find_prefix(seq, reusable)
-        start, stop = len(cached), reusable // self._block_size
-        if start == stop:
-            return False
-        if self._tiers.is_arriving(seq.block_key(start)):
+        start, stop = len(cached), reusable // size
+        if self._is_arriving(seq, start, stop):
             return True
-        for block in cached:
+        keys = [seq.block_key(i) for i in range(start, stop)]
+        if states is None:
+            first, goal = start, start + self._tiers.worth_fetching(keys, start, compute_ns)
+        else:
+            base = states.find(seq, start)
+            first = 0 if base is None else base.end // size
+            costs = self._tiers.blocks.costs(keys)
+            of_states = partial(self._state_cost, seq)
+            goal = worth_restoring(first, start, size, costs, of_states, compute_ns)
+        missing = -(-end // size) - min(start, goal)
+        if goal == first:
+            return False
+        held = cached[:goal]
+        for block in held:
             self._allocator.share(block)
         arrival = None
-        if self._allocator.num_free >= -(-end // self._block_size) - start + reserve:
-            keys = [seq.block_key(i) for i in range(start, stop)]
-            arrival = self._tiers.fetch(keys, start, compute_ns)
+        if self._allocator.num_free >= missing + reserve:
+            arrival = self._bring(seq, start, goal, gain=(goal - first) * size)
         if arrival is None:
-            self._allocator.release(cached)
+            self._allocator.release(held)
             return False
-        arrival.held = cached
-        arrival.blocks = [self._allocator.allocate() for _ in arrival.keys]
+        arrival.held, arrival.base = held, base
+        arrival.blocks.places = [self._allocator.allocate() for _ in arrival.blocks.keys]
         return True
 
+    def _bring(self, seq: Sequence, start: int, goal: int, *, gain: int) -> Arrival | None:
+        """Begins to bring blocks back, up to one that has states at its end if there are any."""
+        assert self._tiers is not None, "somebody has found them"
+        keys = [seq.block_key(i) for i in range(start, goal)]
+        if self._states is None:
+            return self._tiers.fetch(keys, start)
+        position, target = min(start, goal), seq.block_key(goal - 1)
+        snapshot = self._states.find_at(target)
+        if snapshot is not None:
+            arrival = self._tiers.fetch(keys, position)
+            if arrival is not None:
+                self._states.hold(snapshot)
+                arrival.snapshot = snapshot
+            return arrival
+        slot = self._states.expect(gain)
+        if slot == NO_SLOT:
+            return None
+        arrival = self._tiers.fetch(keys, position, target)
+        if arrival is None:
+            self._states.give_back(slot)
+        elif arrival.states is not None:
+            arrival.states.places = [slot]
+        return arrival
+
+    def _is_arriving(self, seq: Sequence, start: int, stop: int) -> bool:
+        """Returns whether blocks behind the first ones come back, or the states of some."""
+        for arrival in self.arrivals:
+            if start < stop and seq.block_key(start) in arrival.blocks.keys:
+                return True
+            end = arrival.positions.stop
+            brings_states = arrival.states is not None and end <= stop
+            if brings_states and seq.block_key(end - 1) == arrival.target:
+                return True
+        return False
+
+    def _state_cost(self, seq: Sequence, end: int) -> float | None:
+        """Returns what states at the end of a block take to come back; None: there are none."""
+        assert self._states is not None, "a model with states"
+        assert self._tiers is not None, "which could be in a tier"
+        key = seq.block_key(end - 1)
+        if self._states.find_at(key) is not None:
+            return 0.0
+        return None if self._tiers.states is None else self._tiers.states.cost(key)
+
     def poll_tiers(self) -> None:
-        """Takes in what tiers have done: blocks that have come back can be found."""
+        """Takes in what tiers have done: what has come back can be found."""
         for arrival in () if self._tiers is None else self._tiers.poll():
-            for block, key in zip(arrival.blocks[: arrival.num_valid], arrival.keys, strict=False):
+            blocks = arrival.blocks
+            for block, key in zip(blocks.places[: blocks.num_valid], blocks.keys, strict=False):
                 self._allocator.publish(block, key)
-            self._allocator.release([*arrival.held, *arrival.blocks])
+            if self._states is not None:
+                self._states.take_arrival(arrival)
+            self._allocator.release([*arrival.held, *blocks.places])
 
     def start_copies(self) -> None:
         """Begins to save what the next step may overwrite, and to bring back what has a place."""
@@ -239,12 +300,12 @@ class BlockManager:
     def check_integrity(self, sequences: Iterable[Sequence]) -> None:
         """Asserts that what these sequences hold explains every count."""
         holders = tuple(sequences)
-        arriving = ([*each.held, *each.blocks] for each in self.arrivals)
+        arriving = ([*each.held, *each.blocks.places] for each in self.arrivals)
         self._allocator.check_integrity((*(seq.blocks for seq in holders), *arriving))
         if self._tiers is not None:
             self._tiers.check_integrity()
         if self._states is not None:
-            self._states.check_integrity(holders)
+            self._states.check_integrity(holders, self.arrivals)
 
     def _find_prefix(self, seq: Sequence, reusable: int) -> list[int]:
         """Finds blocks that hold the beginning of the sequence, within `reusable` tokens."""

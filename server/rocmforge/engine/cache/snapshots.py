@@ -15,6 +15,7 @@ from math import inf
 from typing import Final
 
 from rocmforge.backend.protocol import NO_SLOT
+from rocmforge.engine.cache.blocks import Watcher
 from rocmforge.engine.cache.state_slots import StateSlots
 from rocmforge.engine.ipc.totals import Totals
 from rocmforge.engine.sequence.block_keys import BlockKey
@@ -34,6 +35,7 @@ class Snapshots:
         most: slots that they may take, and the tails of sequences.
         is_findable: whether the block with that key is in the cache.
         totals: counters to continue.
+        watcher: is told what becomes of their slots.
     """
 
     def __init__(
@@ -42,8 +44,10 @@ class Snapshots:
         most: int,
         is_findable: Callable[[BlockKey], bool],
         totals: Totals,
+        watcher: Watcher | None = None,
     ) -> None:
         self.most = most
+        self._watcher = watcher
         self._slots = slots
         self._is_findable = is_findable
         self._totals = totals
@@ -105,7 +109,9 @@ class Snapshots:
             worth, worst = self._worst()
             if worst is None or worth >= gain:
                 return NO_SLOT
-            self.drop(worst)
+            if self._watcher is not None:
+                self._watcher.leaves(worst.slot)
+            self._drop(worst)
             self._totals.state_snapshots_evicted += 1
         self._num_tails += 1
         return self._slots.take()
@@ -116,7 +122,14 @@ class Snapshots:
         self._slots.release(slot)
 
     def keep(
-        self, key: BlockKey, end: int, slot: int, parent: Snapshot | None, *, is_coming: bool
+        self,
+        key: BlockKey,
+        end: int,
+        slot: int,
+        parent: Snapshot | None,
+        *,
+        is_coming: bool,
+        is_new: bool = True,
     ) -> Snapshot | None:
         """Makes a snapshot of a tail, whose slot it takes; None if there is one with that key.
 
@@ -126,6 +139,7 @@ class Snapshots:
             slot: of the tail.
             parent: see `Snapshot`.
             is_coming: whether the step that is being scheduled writes it.
+            is_new: whether it has been computed, rather than brought back.
         """
         if key in self._found:
             self._found[key].used = self._now
@@ -135,10 +149,23 @@ class Snapshots:
         if is_coming:
             self._coming.add(snapshot)
         self._num_tails -= 1
-        self._totals.state_snapshots_taken += 1
+        self._totals.state_snapshots_taken += is_new
         return snapshot
 
-    def drop(self, snapshot: Snapshot) -> None:
+    def rest(self, snapshot: Snapshot | None, block_size: int) -> None:
+        """Learns that the sequence has ended whose last snapshot this is: all may be saved."""
+        snapshot = last_kept(snapshot)
+        while snapshot is not None and self._watcher is not None:
+            self._watcher.rests(snapshot.slot, snapshot.key, snapshot.end // block_size)
+            snapshot = last_kept(snapshot.parent)
+
+    def forget(self, snapshot: Snapshot) -> None:
+        """Gives a snapshot up that is not to be trusted."""
+        if self._watcher is not None:
+            self._watcher.forgets(snapshot.slot)
+        self._drop(snapshot)
+
+    def _drop(self, snapshot: Snapshot) -> None:
         """Gives a snapshot up; its slot is free as soon as nobody reads it."""
         del self._found[snapshot.key]
         snapshot.is_kept = False

@@ -20,8 +20,10 @@ from typing import Final
 import numpy as np
 
 from rocmforge.backend.protocol import NO_SLOT
+from rocmforge.engine.cache.blocks import Watcher
 from rocmforge.engine.cache.snapshots import Snapshots
 from rocmforge.engine.cache.state_slots import StateSlots
+from rocmforge.engine.cache.tiers.tiers import Arrival
 from rocmforge.engine.ipc.totals import Totals
 from rocmforge.engine.sequence.block_keys import BlockKey
 from rocmforge.engine.sequence.sequence import Sequence
@@ -41,6 +43,7 @@ class StateKeeper:
         block_size: tokens of a block.
         is_findable: whether the block with that key is in the cache.
         totals: counters to continue.
+        watcher: is told what becomes of snapshots.
     """
 
     def __init__(
@@ -51,10 +54,11 @@ class StateKeeper:
         block_size: int,
         is_findable: Callable[[BlockKey], bool],
         totals: Totals,
+        watcher: Watcher | None = None,
     ) -> None:
         self._block_size = block_size
         self._slots = StateSlots(num_slots)
-        self._snapshots = Snapshots(self._slots, num_snapshots, is_findable, totals)
+        self._snapshots = Snapshots(self._slots, num_snapshots, is_findable, totals, watcher)
         self._num_running = 0
         self._num_between = num_between  # that are free
 
@@ -204,7 +208,7 @@ class StateKeeper:
         for i in range(full if self._snapshots.most else 0):
             snapshot = self._snapshots.find(seq.block_key(i))
             if snapshot is not None:
-                self._snapshots.drop(snapshot)
+                self._snapshots.forget(snapshot)
 
     def end(self, seq: Sequence) -> None:
         """Takes back the slots of a sequence; its tail becomes a snapshot."""
@@ -215,12 +219,42 @@ class StateKeeper:
             self._keep_tail(seq, states, is_coming=False)
         if states.tail != NO_SLOT:
             self._snapshots.give_back(states.tail)
+        self._snapshots.rest(states.base, self._block_size)
         if states.source is not None:
             self._snapshots.release(states.source)
         self._slots.release(states.write)
         self._release_between(states.between)
         self._num_running -= 1
         seq.states = None
+
+    def find_at(self, key: BlockKey) -> Snapshot | None:
+        """Returns the snapshot at the end of the block with that key."""
+        return self._snapshots.find(key) if self._snapshots.most else None
+
+    def expect(self, gain: int) -> int:
+        """Takes a slot for a snapshot that comes back and saves so many tokens; perhaps NO_SLOT."""
+        return self._snapshots.take_tail(gain) if self._snapshots.most else NO_SLOT
+
+    def give_back(self, slot: int) -> None:
+        """Takes back a slot that was taken in vain."""
+        self._snapshots.give_back(slot)
+
+    def hold(self, snapshot: Snapshot) -> None:
+        """Keeps a snapshot that blocks are coming back for, until `take_arrival`."""
+        self._snapshots.hold(snapshot)
+
+    def take_arrival(self, arrival: Arrival) -> None:
+        """Takes in that an arrival is over: the states that it has brought can be found."""
+        if arrival.snapshot is not None:
+            self._snapshots.release(arrival.snapshot)
+        slot, is_kept = arrival.state_slot, False
+        if arrival.brings_states:
+            end = arrival.positions.stop * self._block_size
+            key, base = arrival.target, last_kept(arrival.base)
+            found = self._snapshots.keep(key, end, slot, base, is_coming=False, is_new=False)
+            is_kept = found is not None
+        if slot != NO_SLOT and not is_kept:
+            self._snapshots.give_back(slot)
 
     def _points(self, seq: Sequence) -> set[int]:
         """Returns where snapshots of a prompt are taken, whatever is found of it.
@@ -241,13 +275,16 @@ class StateKeeper:
                 points.add(previous)
         return points - {0}
 
-    def check_integrity(self, holders: tuple[Sequence, ...]) -> None:
-        """Asserts that running sequences and snapshots explain every slot."""
+    def check_integrity(self, holders: tuple[Sequence, ...], arrivals: Iterable[Arrival]) -> None:
+        """Asserts that running sequences, snapshots and what comes back explain every slot."""
         all_states = [seq.states for seq in holders if seq.states is not None]
         assert len(all_states) == (len(holders) if self._slots.num_slots else 0)
         assert len(all_states) == self._num_running, "a sequence has ended with its slot"
         tails = [each.tail for each in all_states if each.tail != NO_SLOT]
         sources = [each.source for each in all_states if each.source is not None]
+        for arrival in arrivals:
+            tails += [arrival.state_slot] if arrival.states is not None else []
+            sources += [arrival.snapshot] if arrival.snapshot is not None else []
         for states in all_states:
             others = states.write, states.tail, getattr(states.source, "slot", NO_SLOT)
             assert states.read in others, f"nobody keeps slot {states.read}, which is to be read"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rocmforge.engine.ipc.message import Message
 
+_BLOCKS_PER_SNAPSHOT = 128
 STAGING_BYTES = 1 << 30
 """Of the host's memory that blocks pass on their way to a folder, if it is to hold none itself."""
 
@@ -24,6 +25,22 @@ class TierOptions(Message, frozen=True):
     def pinned_bytes(self) -> int:
         """Of the host's memory, which a folder needs, too."""
         return self.host_bytes or (STAGING_BYTES if self.folder is not None else 0)
+
+    def divide(self, block_bytes: int, slot_bytes: int) -> tuple[int, int]:
+        """Returns how many blocks and snapshots of states the host's memory has room for.
+
+        Long prompts leave a snapshot every 2048 tokens, conversations rather more often.
+
+        Args:
+            block_bytes: of a block.
+            slot_bytes: of the states of a sequence; 0 = there are none.
+        """
+        snapshots = 0
+        if slot_bytes:
+            both = slot_bytes + _BLOCKS_PER_SNAPSHOT * block_bytes
+            snapshots = max(1, self.pinned_bytes // both)
+        left = self.pinned_bytes - snapshots * slot_bytes
+        return max(0, left // block_bytes), snapshots
 
 
 NO_TIERS = TierOptions()

@@ -137,7 +137,8 @@ class Totals(msgspec.Struct, array_like=True, gc=False, kw_only=True):
         ),
     ] = 0
     tier_saved_bytes: Annotated[
-        int, Family("host_cache_saved_bytes", "Bytes of these blocks.", is_vllms=False)
+        int,
+        Family("host_cache_saved_bytes", "Bytes of these blocks and of snapshots.", is_vllms=False),
     ] = 0
     tier_restored_blocks: Annotated[
         int,
@@ -148,7 +149,10 @@ class Totals(msgspec.Struct, array_like=True, gc=False, kw_only=True):
         ),
     ] = 0
     tier_restored_bytes: Annotated[
-        int, Family("host_cache_restored_bytes", "Bytes of these blocks.", is_vllms=False)
+        int,
+        Family(
+            "host_cache_restored_bytes", "Bytes of these blocks and of snapshots.", is_vllms=False
+        ),
     ] = 0
     tier_written_blocks: Annotated[
         int,
@@ -159,6 +163,38 @@ class Totals(msgspec.Struct, array_like=True, gc=False, kw_only=True):
         Family(
             "cache_dir_read_blocks",
             "KV blocks that were read from files on their way back to the device.",
+            is_vllms=False,
+        ),
+    ] = 0
+    tier_saved_states: Annotated[
+        int,
+        Family(
+            "host_cache_saved_snapshots",
+            "Snapshots of states that were copied to the host's memory.",
+            is_vllms=False,
+        ),
+    ] = 0
+    tier_restored_states: Annotated[
+        int,
+        Family(
+            "host_cache_restored_snapshots",
+            "Snapshots of states that were copied from the host's memory back to the device.",
+            is_vllms=False,
+        ),
+    ] = 0
+    tier_written_states: Annotated[
+        int,
+        Family(
+            "cache_dir_written_snapshots",
+            "Snapshots of states that were written to files.",
+            is_vllms=False,
+        ),
+    ] = 0
+    tier_read_states: Annotated[
+        int,
+        Family(
+            "cache_dir_read_snapshots",
+            "Snapshots of states that were read from files on their way back to the device.",
             is_vllms=False,
         ),
     ] = 0

@@ -12,7 +12,7 @@ from rocmforge.engine.cache.tiers.opening import open_tiers
 from rocmforge.engine.ipc.tier_options import NO_TIERS, TierOptions
 from rocmforge.engine.ipc.totals import Totals
 from rocmforge.errors import ConfigurationError, OutOfMemory
-from tests.support.fake_backend import FakeConfig, make_runner
+from tests.support.fake_backend import STATE_BYTES, FakeConfig, make_runner
 
 SIZES = (4096, 8, 64)
 BLOCK_BYTES = 4 * 12
@@ -42,10 +42,23 @@ def with_folder(folder: Path) -> TierOptions:
     return TierOptions(host_bytes=1000, folder=str(folder / "new" / "cache"), folder_bytes=1 << 20)
 
 
-def test_models_with_states_are_served_without(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_note_says_how_many_snapshots_there_is_room_for() -> None:
+    options = TierOptions(host_bytes=2 * (STATE_BYTES + 128 * BLOCK_BYTES) + 3)
+    tiers = open_tiers(runner(num_slots=3, snapshots=2), options, b"", Totals())
+    assert tiers is not None
+    assert "256 blocks, 1,024 tokens, 2 snapshots of states" in tiers.note
+
+
+def test_models_with_states_and_no_snapshots_do_without(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         assert open_tiers(runner(num_slots=3), SOME, b"", Totals()) is None
-    assert "not used: the model has states" in caplog.text
+    assert "not used: the model has states, and there is no room for snapshots" in caplog.text
+
+
+def test_room_for_less_than_a_snapshot_and_a_block_is_refused() -> None:
+    stateful = runner(num_slots=3, snapshots=2)
+    with pytest.raises(ConfigurationError, match="has 48, and a snapshot of its states 16"):
+        open_tiers(stateful, TierOptions(host_bytes=60), b"", Totals())
 
 
 def test_room_for_less_than_a_block_is_refused() -> None:

@@ -34,7 +34,7 @@ def fingerprint_of(checkpoint: Checkpoint, info: RunnerInfo, options: LoadOption
     facts = (
         *(_FORMAT, __version__, identity.size, identity.modified_ns, identity.digest),
         *(info.backend, info.device.target, info.kv_dtype, info.block_size, info.block_bytes),
-        *(options.activation_bits, options.tensor_parallel),
+        *(info.slot_bytes, options.activation_bits, options.tensor_parallel),
         # Which factors LongRoPE takes depends on the context that is served.
         scaling is not None and info.max_context > scaling.original_context,
     )

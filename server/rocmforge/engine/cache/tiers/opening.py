@@ -37,10 +37,8 @@ def open_tiers(
     reason = ""
     if not info.block_bytes:
         reason = "the model keeps nothing of a prompt"
-    elif info.state_slots:
-        reason = "the model has states, which are not kept yet"
-    elif info.predicts:
-        reason = "what its predictor keeps of a prompt is not copied yet"
+    elif info.state_slots and not info.snapshots:
+        reason = "the model has states, and there is no room for snapshots of them"
     elif not isinstance(runner, CopiesBlocks):
         reason = "the backend does not copy blocks to the host" + (
             " with tensor parallelism" if len(info.bus_ids) > 1 else ""
@@ -49,11 +47,12 @@ def open_tiers(
         logger.warning("--host-cache and --cache-dir are not used: %s.", reason)
         return None
     assert isinstance(runner, CopiesBlocks)
-    slots = options.pinned_bytes // info.block_bytes
+    slots, states = options.divide(info.block_bytes, info.slot_bytes)
     if not slots:
+        snapshot = f", and a snapshot of its states {info.slot_bytes:,}" if states else ""
         raise ConfigurationError(
             f"--host-cache has room for {options.pinned_bytes:,} bytes; a block of this model has "
-            f"{info.block_bytes:,}."
+            f"{info.block_bytes:,}{snapshot}."
         )
     _, free = host_memory()
     if options.pinned_bytes > free:
@@ -64,4 +63,4 @@ def open_tiers(
     folder = None
     if options.folder is not None:
         folder = CacheFolder(Path(options.folder), fingerprint, options.folder_bytes)
-    return CacheTiers(runner, slots, folder, totals)
+    return CacheTiers(runner, slots, folder, totals, states)

@@ -1,53 +1,99 @@
-"""Blocks leave the device for the host's memory and for files, and come back from there.
+"""The tiers below the device: where blocks and snapshots of states go when it gives them up.
 
-A block is saved when no sequence uses it any more, in batches beside the steps, and at the latest
-before its place on the device is taken by another. Saved blocks lie in slots of pinned memory, and
-are written to files from there if there is a folder. They come back in the other direction: from a
-file to a slot, from a slot to a block that was taken for it.
+A block is saved when no sequence uses it any more, a snapshot when the sequence that left it has
+ended; in batches beside the steps, and at the latest before its place on the device is taken by
+another. What is saved lies in slots of pinned memory, and is written to files from there if there
+is a folder. It comes back in the other direction: from a file to a slot, from a slot to a place
+that was taken for it. Blocks and the states at their end come back together.
 
 Nothing here waits. `start` begins what can begin, and `poll` takes in what has ended.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Literal
 
 import numpy as np
 
-from rocmforge.backend.protocol import CopiesBlocks, UInt8Array
+from rocmforge.backend.protocol import NO_SLOT, CopiesBlocks
 from rocmforge.engine.cache.tiers.folder import CacheFolder, ReadResult
-from rocmforge.engine.cache.tiers.host_slots import HostEntry, HostSlots
-from rocmforge.engine.cache.tiers.worth import ComputeNs, CopyTime, worth_copying
+from rocmforge.engine.cache.tiers.host_slots import HostEntry
+from rocmforge.engine.cache.tiers.pool import TierPool
+from rocmforge.engine.cache.tiers.worth import ComputeNs, worth_copying
 from rocmforge.engine.ipc.totals import Totals
 from rocmforge.engine.sequence.block_keys import BlockKey
+from rocmforge.engine.sequence.states import Snapshot
 
-_BATCH_BYTES: Final = 64 << 20
-"""Of blocks that are saved at a time, unless their places are needed."""
 _WRITES: Final = 4
 """Files that wait for the writing thread: what is given to it can't be given up any more."""
 
 
 @dataclass(slots=True, eq=False)
-class Arrival:
-    """Blocks of one prefix on their way to the device."""
+class Shipment:
+    """Entries of one kind on their way to the device."""
 
-    keys: list[BlockKey]
-    entries: list[HostEntry]
-    reads: list[Future[ReadResult] | None]  # None: it need not be read
-    positions: range
+    pool: TierPool
+    keys: list[BlockKey] = field(default_factory=list)
+    entries: list[HostEntry] = field(default_factory=list)
+    reads: list[Future[ReadResult] | None] = field(default_factory=list)  # None: it need not be
+    places: list[int] = field(default_factory=list)  # where they go on the device
+    num_valid: int = 0  # from the first on, once all has been read
+
+    @property
+    def is_read(self) -> bool:
+        """Whether all is in the host's memory, or is not to be had."""
+        return all(each is None for each in self.reads)
+
+
+@dataclass(slots=True, eq=False)
+class Arrival:
+    """Blocks of one prefix on their way to the device, and the states at their end."""
+
+    blocks: Shipment
+    positions: range  # of the blocks
+    states: Shipment | None = None  # None: none, or they are on the device
     held: list[int] = field(default_factory=list)  # blocks before them, which must stay
-    blocks: list[int] = field(default_factory=list)  # where they go
-    num_valid: int = 0  # of the blocks, from the first on, once it has ended
+    snapshot: Snapshot | None = None  # what must stay: see `states`
+    base: Snapshot | None = None  # the last snapshot before them
+    copies: int = 0  # that have begun and not ended
     is_copying: bool = False
+    is_over: bool = False
+
+    @property
+    def shipments(self) -> list[Shipment]:
+        """All that come."""
+        return [self.blocks] if self.states is None else [self.blocks, self.states]
+
+    @property
+    def target(self) -> BlockKey:
+        """The key of the last block, or of the states alone."""
+        return self.blocks.keys[-1] if self.states is None else self.states.keys[0]
+
+    @property
+    def state_slot(self) -> int:
+        """The slot that states come to; NO_SLOT if none do."""
+        return NO_SLOT if self.states is None else self.states.places[0]
+
+    @property
+    def brings_states(self) -> bool:
+        """Whether the states have come, once it is over."""
+        return self.states is not None and self.states.num_valid > 0
 
 
 @dataclass(frozen=True, slots=True)
 class _Save:
+    pool: TierPool
     keys: list[BlockKey]
+
+
+@dataclass(frozen=True, slots=True)
+class _Restore:
+    arrival: Arrival
+    shipment: Shipment
 
 
 class CacheTiers:
@@ -58,60 +104,52 @@ class CacheTiers:
         num_slots: blocks of the host's memory; at least 1.
         folder: where files are; None = there are none.
         totals: counters to continue.
+        num_states: snapshots of states in the host's memory; at least 1 if the model has states.
 
     Raises:
         OutOfMemory: the host has not so much memory.
     """
 
     def __init__(
-        self, runner: CopiesBlocks, num_slots: int, folder: CacheFolder | None, totals: Totals
+        self,
+        runner: CopiesBlocks,
+        num_slots: int,
+        folder: CacheFolder | None,
+        totals: Totals,
+        num_states: int = 0,
     ) -> None:
         self._runner = runner
-        self._memory: UInt8Array = runner.open_host_blocks(num_slots)
-        self._slots = HostSlots(num_slots)
+        memory = runner.open_host_blocks(num_slots)
+        self.blocks: Final = TierPool(
+            memory, folder, b"", runner.save_blocks, runner.restore_blocks
+        )
+        self.states: TierPool | None = None
+        if num_states:
+            memory = runner.open_host_states(num_states)
+            self.states = TierPool(
+                memory, folder, b"states ", runner.save_states, runner.restore_states
+            )
+        self._pools = [self.blocks] if self.states is None else [self.states, self.blocks]
         self._folder = folder
         self._totals = totals
         self._block_size = runner.info.block_size
-        self._block_bytes = runner.info.block_bytes
-        self._batch = max(1, _BATCH_BYTES // self._block_bytes)
-        self._resting: OrderedDict[int, tuple[BlockKey, int]] = OrderedDict()
-        self._leaving: list[tuple[int, BlockKey, int]] = []
-        self._copies: deque[_Save | Arrival] = deque()
+        self._copies: deque[_Save | _Restore] = deque()
         self._arrivals: list[Arrival] = []
-        self._unwritten: OrderedDict[BlockKey, None] = OrderedDict()
-        self._writes: deque[tuple[BlockKey, Future[frozenset[str] | None]]] = deque()
-        self._restoring, self._reading = CopyTime(), CopyTime()
+        self._writes: deque[tuple[TierPool, BlockKey, Future[frozenset[str] | None]]] = deque()
 
     @property
     def note(self) -> str:
         """The sizes, for the operator, in a line."""
-        blocks = self._slots.num_slots
+        blocks = self.blocks.slots.num_slots
+        snapshots = ""
+        if self.states is not None:
+            snapshots = f"{self.states.slots.num_slots:,} snapshots of states, "
         files = "" if self._folder is None else f"; files in {self._folder}"
+        nbytes = sum(pool.memory.nbytes for pool in self._pools)
         return (
-            f"host cache   {blocks:,} blocks, {blocks * self._block_size:,} tokens, "
-            f"{self._memory.nbytes / 2**30:.1f} GiB of the host's memory{files}"
+            f"host cache   {blocks:,} blocks, {blocks * self._block_size:,} tokens, {snapshots}"
+            f"{nbytes / 2**30:.1f} GiB of the host's memory{files}"
         )
-
-    # --- what happens to the blocks of the device ---
-
-    def rests(self, block: int, key: BlockKey, position: int) -> None:
-        """Learns that no sequence uses a block any more, which stays as it is for now."""
-        if self._slots.find(key) is None:
-            self._resting[block] = key, position
-        else:
-            self._slots.use(key)
-        if self._folder is not None:
-            self._folder.touch(key, position)
-
-    def leaves(self, block: int) -> None:
-        """Learns that the next step may overwrite a block: it is saved now or never."""
-        resting = self._resting.pop(block, None)
-        if resting is not None:
-            self._leaving.append((block, *resting))
-
-    def forgets(self, block: int) -> None:
-        """Learns that what a block holds is not to be trusted."""
-        self._resting.pop(block, None)
 
     # --- what comes back ---
 
@@ -120,58 +158,58 @@ class CacheTiers:
         """All that are on their way."""
         return self._arrivals
 
-    def is_arriving(self, key: BlockKey) -> bool:
-        """Returns whether a block is on its way to the device."""
-        return any(key in arrival.keys for arrival in self._arrivals)
-
-    def fetch(
-        self, keys: Sequence[BlockKey], position: int, compute_ns: ComputeNs
-    ) -> Arrival | None:
-        """Begins to bring blocks back, as many of the first ones as are found and worth it.
+    def worth_fetching(self, keys: Sequence[BlockKey], position: int, compute_ns: ComputeNs) -> int:
+        """Returns how many of the first blocks are found and worth it, of a model without states.
 
         Args:
             keys: of consecutive blocks of a prefix.
             position: of the first of them.
             compute_ns: what computing them takes.
-
-        Returns:
-            The arrival, which needs to be given a block for each of its keys before `start`; None
-            if nothing comes.
         """
-        costs = []
-        for key in keys:
-            entry = self._slots.find(key)
-            if entry is None and self._folder is not None and self._folder.has(key):
-                costs.append(self._restoring.block_ns + self._reading.block_ns)
-            elif entry is not None and entry.is_there:
-                costs.append(self._restoring.block_ns)
-            else:
-                break
-        size = self._block_size
+        costs, size = self.blocks.costs(keys), self._block_size
         count = worth_copying(position * size, size, costs, compute_ns)
         if count < len(costs):
-            self._restoring.hope()
-            self._reading.hope()
-        arrival = Arrival([], [], [], range(position, position + count))
-        for key, place in zip(keys, arrival.positions, strict=False):
-            entry, reading = self._slots.find(key), None
-            if entry is not None:
-                entry.users += 1
-                self._slots.use(key)
-            else:
-                assert self._folder is not None
-                entry = self._slots.take(key, place, may_lose=False)
-                if entry is None:
-                    break
-                entry.is_written = True
-                reading = self._folder.read(key, self._memory[entry.slot])
-            arrival.keys.append(key)
-            arrival.entries.append(entry)
-            arrival.reads.append(reading)
-        if not arrival.keys:
+            self.blocks.hope()
+        return count
+
+    def fetch(
+        self, keys: Sequence[BlockKey], position: int, state_key: BlockKey | None = None
+    ) -> Arrival | None:
+        """Begins to bring blocks back that are found, and the states at their end.
+
+        Args:
+            keys: of consecutive blocks of a prefix.
+            position: of the first of them.
+            state_key: of the states, if they are to come.
+
+        Returns:
+            The arrival, which needs to be given a place for each of its keys before `start`; None
+            if nothing comes, for want of slots.
+        """
+        states, stop = None, position + len(keys)
+        if state_key is not None:
+            assert self.states is not None, "there are no states"
+            states = _hold(self.states, [state_key], stop)
+        blocks = _hold(self.blocks, keys, position)
+        count = len(blocks.keys)
+        is_whole = states is None or (count == len(keys) and bool(states.keys))
+        arrival = Arrival(blocks, range(position, position + count), states)
+        if not is_whole or not (count or states):
+            self._release(arrival)
             return None
+        for shipment in arrival.shipments:
+            self._read(shipment)
         self._arrivals.append(arrival)
         return arrival
+
+    def _read(self, shipment: Shipment) -> None:
+        """Begins to read what is in files."""
+        pool = shipment.pool
+        for i, (key, entry) in enumerate(zip(shipment.keys, shipment.entries, strict=True)):
+            if not entry.is_there:
+                assert self._folder is not None, "what is nowhere does not come"
+                target = pool.memory[entry.slot]
+                shipment.reads[i] = self._folder.read(pool.file_key(key), target)
 
     # --- what goes on meanwhile ---
 
@@ -180,7 +218,10 @@ class CacheTiers:
         """Whether anything will go on by itself."""
         can_write = self._folder is not None and not self._folder.is_paused
         return bool(
-            self._copies or self._arrivals or self._writes or (can_write and self._unwritten)
+            self._copies
+            or self._arrivals
+            or self._writes
+            or (can_write and any(pool.unwritten for pool in self._pools))
         )
 
     def start(self) -> None:
@@ -189,18 +230,27 @@ class CacheTiers:
         Raises:
             EngineError: the device failed.
         """
-        saved, self._leaving = self._leaving, []
-        self._save(saved, may_lose=True)
-        if self._resting and not any(isinstance(each, _Save) for each in self._copies):
-            batch = [(block, *self._resting[block]) for block in list(self._resting)[: self._batch]]
-            for block in self._save(batch, may_lose=False):
-                del self._resting[block]
+        for pool in self._pools:
+            self._note_save(pool, pool.save_leaving())
+        if not any(isinstance(each, _Save) for each in self._copies):
+            for pool in self._pools:
+                self._note_save(pool, pool.save_resting())
         for arrival in self._arrivals:
-            if not arrival.is_copying and all(each is None for each in arrival.reads):
+            if not arrival.is_copying and all(each.is_read for each in arrival.shipments):
                 self._restore(arrival)
 
+    def _count(
+        self, what: Literal["saved", "restored", "written", "read"], pool: TierPool, count: int
+    ) -> None:
+        name = f"tier_{what}_{'blocks' if pool is self.blocks else 'states'}"
+        setattr(self._totals, name, getattr(self._totals, name) + count)
+
+    def _note_save(self, pool: TierPool, keys: list[BlockKey]) -> None:
+        if keys:
+            self._copies.append(_Save(pool, keys))
+
     def poll(self) -> list[Arrival]:
-        """Takes in what has ended; returns the arrivals that have, whose blocks are complete.
+        """Takes in what has ended; returns the arrivals that have, whose places are complete.
 
         Raises:
             EngineError: the device failed.
@@ -209,15 +259,19 @@ class CacheTiers:
             copy = self._copies.popleft()
             if isinstance(copy, _Save):
                 self._take_saved(copy)
-            else:
-                self._restoring.observe(copy.num_valid, duration_ns)
-                self._end(copy)
+                continue
+            shipment, arrival = copy.shipment, copy.arrival
+            shipment.pool.restoring.observe(shipment.num_valid, duration_ns)
+            arrival.copies -= 1
+            if not arrival.copies:
+                self._release(arrival)
         for arrival in self._arrivals:
-            self._take_read(arrival)
+            for shipment in arrival.shipments:
+                self._take_read(shipment)
         if self._folder is not None:
             self._write(self._folder)
-        ended = [each for each in self._arrivals if not each.entries]
-        self._arrivals = [each for each in self._arrivals if each.entries]
+        ended = [each for each in self._arrivals if each.is_over]
+        self._arrivals = [each for each in self._arrivals if not each.is_over]
         return ended
 
     def close(self) -> None:
@@ -227,89 +281,93 @@ class CacheTiers:
 
     def check_integrity(self) -> None:
         """Asserts that the slots are accounted for."""
-        self._slots.check_integrity()
-
-    def _save(self, blocks: list[tuple[int, BlockKey, int]], *, may_lose: bool) -> list[int]:
-        """Begins saving blocks; returns those that need no more attention."""
-        done, saved = [], []
-        for block, key, position in blocks:
-            if self._slots.find(key) is None:
-                entry = self._slots.take(key, position, may_lose=may_lose)
-                if entry is None:
-                    continue
-                entry.is_written = self._folder is None or self._folder.has(key)
-                saved.append((block, entry.slot, key))
-            done.append(block)
-        if saved:
-            chosen, slots, keys = zip(*saved, strict=True)
-            self._runner.save_blocks(np.array(chosen, np.int32), np.array(slots, np.int32))
-            self._copies.append(_Save(list(keys)))
-        return done
+        for pool in self._pools:
+            pool.slots.check_integrity()
 
     def _take_saved(self, save: _Save) -> None:
-        for key in save.keys:
-            entry = self._slots.find(key)
-            assert entry is not None, "a slot in use is kept"
-            entry.users -= 1
-            entry.is_there = True
-            if not entry.is_written:
-                self._unwritten[key] = None
-        self._totals.tier_saved_blocks += len(save.keys)
-        self._totals.tier_saved_bytes += len(save.keys) * self._block_bytes
+        save.pool.take_saved(save.keys)
+        self._totals.tier_saved_bytes += len(save.keys) * save.pool.entry_bytes
+        self._count("saved", save.pool, len(save.keys))
 
     def _restore(self, arrival: Arrival) -> None:
-        """Begins copying what was found, from the first block on without a gap."""
-        assert len(arrival.blocks) == len(arrival.keys), "each has its place"
-        there = [entry.is_there for entry in arrival.entries]
-        count = arrival.num_valid = there.index(False) if False in there else len(there)
+        """Begins copying what was found, from the first block on without a gap.
+
+        Blocks come in vain without the states at their end, and states without a block.
+        """
+        for shipment in arrival.shipments:
+            assert len(shipment.places) == len(shipment.keys), "each has its place"
+            there = [entry.is_there for entry in shipment.entries]
+            shipment.num_valid = there.index(False) if False in there else len(there)
+        is_stateful = arrival.states is not None or arrival.snapshot is not None
+        if is_stateful and any(each.num_valid < len(each.keys) for each in arrival.shipments):
+            for shipment in arrival.shipments:
+                shipment.num_valid = 0
+        for shipment in arrival.shipments:
+            self._start_restoring(arrival, shipment)
+        if not arrival.copies:
+            self._release(arrival)
+
+    def _start_restoring(self, arrival: Arrival, shipment: Shipment) -> None:
+        count, pool = shipment.num_valid, shipment.pool
         if not count:
-            self._end(arrival)
             return
-        slots = [entry.slot for entry in arrival.entries[:count]]
+        slots = [entry.slot for entry in shipment.entries[:count]]
+        pool.restore(np.array(shipment.places[:count], np.int32), np.array(slots, np.int32))
         arrival.is_copying = True
-        self._runner.restore_blocks(
-            np.array(arrival.blocks[:count], np.int32), np.array(slots, np.int32)
-        )
-        self._copies.append(arrival)
-        self._totals.tier_restored_blocks += count
-        self._totals.tier_restored_bytes += count * self._block_bytes
+        arrival.copies += 1
+        self._copies.append(_Restore(arrival, shipment))
+        self._totals.tier_restored_bytes += count * pool.entry_bytes
+        self._count("restored", pool, count)
 
-    def _end(self, arrival: Arrival) -> None:
+    def _release(self, arrival: Arrival) -> None:
         """Gives the slots of an arrival back, which is over then."""
-        for key, entry in zip(arrival.keys, arrival.entries, strict=True):
-            entry.users -= 1
-            if not entry.is_there and not entry.users:
-                self._slots.drop(key)
-        arrival.entries = []
+        for shipment in arrival.shipments:
+            for key, entry in zip(shipment.keys, shipment.entries, strict=True):
+                shipment.pool.release(key, entry)
+        arrival.is_over = True
 
-    def _take_read(self, arrival: Arrival) -> None:
-        for i, reading in enumerate(arrival.reads):
+    def _take_read(self, shipment: Shipment) -> None:
+        for i, reading in enumerate(shipment.reads):
             if reading is None or not reading.done():
                 continue
-            arrival.reads[i] = None
-            result, key = reading.result(), arrival.keys[i]
+            shipment.reads[i] = None
+            result, pool = reading.result(), shipment.pool
             assert self._folder is not None
-            self._folder.take_read(key, result)
-            arrival.entries[i].is_there = result.found
+            self._folder.take_read(pool.file_key(shipment.keys[i]), result)
+            shipment.entries[i].is_there = result.found
             if result.found:
-                self._reading.observe(1, 1e9 * result.seconds)
-                self._totals.tier_read_blocks += 1
+                pool.reading.observe(1, 1e9 * result.seconds)
+                self._count("read", pool, 1)
             self._totals.tier_refused_files += result.refused
 
     def _write(self, folder: CacheFolder) -> None:
-        while self._writes and self._writes[0][1].done():
-            key, writing = self._writes.popleft()
-            entry = self._slots.find(key)
+        while self._writes and self._writes[0][2].done():
+            pool, key, writing = self._writes.popleft()
+            entry = pool.slots.find(key)
             assert entry is not None, "a slot in use is kept"
             entry.users -= 1
             entry.is_written = True  # or given up: it will not be tried again
-            if folder.take_written(key, writing.result()):
-                self._totals.tier_written_blocks += 1
-        while self._unwritten and len(self._writes) < _WRITES and not folder.is_paused:
-            key, _ = self._unwritten.popitem(last=False)
-            entry = self._slots.find(key)
-            if entry is None:  # its slot was needed: what is written late is lost
-                continue
-            entry.users += 1
-            writing = folder.write(key, self._memory[entry.slot], entry.position)
-            self._writes.append((key, writing))
+            if folder.take_written(pool.file_key(key), writing.result()):
+                self._count("written", pool, 1)
+        for pool in self._pools:
+            while pool.unwritten and len(self._writes) < _WRITES and not folder.is_paused:
+                key, _ = pool.unwritten.popitem(last=False)
+                entry = pool.slots.find(key)
+                if entry is None:  # its slot was needed: what is written late is lost
+                    continue
+                entry.users += 1
+                writing = folder.write(pool.file_key(key), pool.memory[entry.slot], entry.position)
+                self._writes.append((pool, key, writing))
+
+
+def _hold(pool: TierPool, keys: Sequence[BlockKey], position: int) -> Shipment:
+    """Keeps entries in their slots, or takes slots for those in files, as far as there are any."""
+    shipment = Shipment(pool)
+    for place, key in enumerate(keys, position):
+        entry = pool.hold(key, place)
+        if entry is None:
+            break
+        shipment.keys.append(key)
+        shipment.entries.append(entry)
+        shipment.reads.append(None)
+    return shipment

@@ -53,3 +53,38 @@ def worth_copying(
         if computing - spent > most_saved:
             best, most_saved = count, computing - spent
     return best
+
+
+def worth_restoring(
+    base: int,
+    start: int,
+    block_size: int,
+    copies: Sequence[float],
+    state_copy: Callable[[int], float | None],
+    compute_ns: ComputeNs,
+) -> int:
+    """Returns up to which block to bring a prefix back, of a model with states.
+
+    It is the last one with states at its end that take less time to bring back, with the blocks
+    before them, than to compute.
+
+    Args:
+        base: the last block with states on the device.
+        start: blocks that are on the device.
+        block_size: tokens of a block.
+        copies: nanoseconds of each block from there on that could be brought back.
+        state_copy: those of the states at the end of so many blocks; None = there are none.
+        compute_ns: what computing takes.
+
+    Returns:
+        The number of blocks; `base` if none are worth it.
+    """
+    for end in range(start + len(copies), base, -1):
+        spent = state_copy(end)
+        if spent is None:
+            continue
+        spent += sum(copies[: max(0, end - start)])
+        computing = compute_ns(base * block_size, (end - base) * block_size)
+        if computing is None or computing > spent:
+            return end
+    return base
