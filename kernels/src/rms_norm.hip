@@ -41,6 +41,32 @@ extern "C" __global__ __launch_bounds__(1024) void rf_add_rms_norm(
                      });
 }
 
+// x itself, in the forms that a norm has. Grid: (rows).
+extern "C" __global__ __launch_bounds__(1024) void rf_give_rows(
+    const float* __restrict__ x, float* __restrict__ out_f32, rf::half* __restrict__ out_f16,
+    int8_t* __restrict__ out_q, rf::ActScale* __restrict__ out_q_scale, int32_t out_q_lo_offset,
+    int32_t hidden_size) {
+  rf::rms_norm<false, false>(blockIdx.x, x, nullptr, nullptr, nullptr,
+                             {out_f32, out_f16, out_q, out_q_scale, out_q_lo_offset}, hidden_size,
+                             0.0f, [=] {
+                               rf::wait_for_previous(x);
+                               rf::let_next_begin_if_few_rows();
+                             });
+}
+
+// residual += delta, and the sum in the forms that a norm has. Grid: (rows).
+extern "C" __global__ __launch_bounds__(1024) void rf_add_rows(
+    const float* __restrict__ delta, float* __restrict__ residual, float* __restrict__ out_f32,
+    rf::half* __restrict__ out_f16, int8_t* __restrict__ out_q,
+    rf::ActScale* __restrict__ out_q_scale, int32_t out_q_lo_offset, int32_t hidden_size) {
+  rf::rms_norm<true, false>(blockIdx.x, delta, residual, residual, nullptr,
+                            {out_f32, out_f16, out_q, out_q_scale, out_q_lo_offset}, hidden_size,
+                            0.0f, [=] {
+                              rf::wait_for_previous(delta, residual);
+                              rf::let_next_begin_if_few_rows();
+                            });
+}
+
 // x: f32 [rows, hidden_size], rows stride apart (a multiple of 4), in place. Grid: (rows).
 extern "C" __global__ __launch_bounds__(1024) void rf_rms_norm_columns(
     float* __restrict__ x, const float* __restrict__ weight, int64_t stride, int32_t hidden_size,

@@ -8,9 +8,9 @@ namespace rf {
 
 // The norm of row `row`, to `out`, by one block; hidden_size is a multiple of 4 (of 32 for int8)
 // and at most 16 * blockDim.x. kAdd: of residual + x, which goes to `total`, too, and that may be
-// the residual's place.
+// the residual's place. Without kNorm, the row goes to `out` as it is.
 // Calls `begun` when the weights are on their way, where a kernel may be launched early.
-template <bool kAdd, class Begun>
+template <bool kAdd, bool kNorm = true, class Begun>
 __device__ __forceinline__ void rms_norm(int64_t row, const float* x, const float* residual,
                                          float* total, const float* weight, const ActOutput& out,
                                          int hidden_size, float eps, const Begun& begun) {
@@ -27,7 +27,7 @@ __device__ __forceinline__ void rms_norm(int64_t row, const float* x, const floa
       weights[step] = i < hidden_size ? load16(weight + i) : Vec<float, 4>{};
     }
   };
-  if constexpr (kBeginsEarly) load_weights();
+  if constexpr (kNorm && kBeginsEarly) load_weights();
   begun();
 #pragma unroll
   for (int step = 0; step < kNormSteps; ++step) {
@@ -37,7 +37,7 @@ __device__ __forceinline__ void rms_norm(int64_t row, const float* x, const floa
     values[step] = load16(x + first + i);
     if constexpr (kAdd) values[step] += load16(residual + first + i);
   }
-  if constexpr (!kBeginsEarly) load_weights();
+  if constexpr (kNorm && !kBeginsEarly) load_weights();
   float squares = 0.0f;
 #pragma unroll
   for (int step = 0; step < kNormSteps; ++step) {
@@ -46,12 +46,16 @@ __device__ __forceinline__ void rms_norm(int64_t row, const float* x, const floa
     if constexpr (kAdd) store16(total + first + i, values[step]);
     squares += sum_four(values[step] * values[step]);
   }
-  const float factor = rsqrt(block_sum(squares, partial) / static_cast<float>(hidden_size) + eps);
+  float factor = 1.0f;
+  if constexpr (kNorm) {
+    factor = rsqrt(block_sum(squares, partial) / static_cast<float>(hidden_size) + eps);
+  }
 
 #pragma unroll
   for (int step = 0; step < kNormSteps; ++step) {
     const int i = norm_index(step);
-    out.store(first + i, values[step] * factor * weights[step], i < hidden_size);
+    if constexpr (kNorm) values[step] = values[step] * factor * weights[step];
+    out.store(first + i, values[step], i < hidden_size);
   }
 }
 

@@ -49,6 +49,20 @@ def test_residual_is_added_before_the_norm(
     check(f32.get(), expected_norm(delta + old, weight), rtol=2e-6)
 
 
+def test_rows_are_given_and_added_as_they_are(device: Device) -> None:
+    delta, old = random_rows(3, 96), random_rows(3, 96, seed=3)
+    residual = device.upload(old)
+    alone, total = (device.empty((3, 96), np.float32) for _ in range(2))
+    halves = device.empty((3, 96), np.float16)
+    x, outputs = device.upload(delta), (total, None, None, None, 0)
+    device.launch("rf_give_rows", x, alone, halves, None, None, 0, 96, grid=3, block=64)
+    device.launch("rf_add_rows", x, residual, *outputs, 96, grid=3, block=64)
+    np.testing.assert_array_equal(alone.get(), delta)
+    np.testing.assert_array_equal(halves.get(), delta.astype(np.float16))
+    np.testing.assert_array_equal(residual.get(), delta + old)
+    np.testing.assert_array_equal(total.get(), delta + old)
+
+
 @ALL_SHAPES
 def test_columns_of_a_wider_matrix_are_normalised_in_place(
     device: Device, rows: int, dim: int, threads: int

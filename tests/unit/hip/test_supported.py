@@ -62,7 +62,6 @@ def test_heads_that_no_kernel_fits_are_refused(
 @pytest.mark.parametrize(
     ("name", "problem"),
     [
-        ("olmo2", "no norms before the parts of layers"),
         ("gemma4", "norms of values"),
     ],
 )

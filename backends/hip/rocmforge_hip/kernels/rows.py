@@ -29,6 +29,14 @@ def rf_add_rms_norm(
     """Adds delta to the residual, and norms the sum."""
 
 
+def rf_give_rows(*, x: Pointer, out: Forms, hidden_size: I32) -> None:
+    """Gives rows as they are, in the forms of `rf_rms_norm`."""
+
+
+def rf_add_rows(*, delta: Pointer, residual: Pointer, out: Forms, hidden_size: I32) -> None:
+    """Adds delta to the residual, and gives the sum as `rf_give_rows`."""
+
+
 def rf_rms_norm_columns(
     *, x: Pointer, weight: Pointer, stride: I64, hidden_size: I32, eps: F32
 ) -> None:

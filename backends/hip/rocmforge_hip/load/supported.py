@@ -14,7 +14,6 @@ from rocmforge.models.config import (
     MambaConfig,
     ModelConfig,
 )
-from rocmforge.models.families import FAMILIES
 from rocmforge.models.lora import Adapter
 from rocmforge_hip.device.constants import MAX_SINK_DIM, MOST_EXPERTS
 from rocmforge_hip.device.heads import HeadSize
@@ -67,8 +66,6 @@ def check_adapters(config: ModelConfig, adapters: Sequence[Adapter]) -> None:
 
 def _problems(config: ModelConfig, heads: Sequence[HeadSize]) -> Iterator[tuple[str, str]]:
     """Yields the sizes that there are no kernels for, each with those that there are."""
-    if "attention_norm" not in FAMILIES[config.architecture].has:
-        yield "no norms before the parts of layers", "layers of --backend reference"
     if any(layer.norms_values for layer in config.layers):
         yield "norms of values", "layers of --backend reference"
     if not any(layer.num_heads for layer in config.layers):

@@ -38,7 +38,6 @@ from rocmforge_hip.ops.step import DeviceStep
 from rocmforge_hip.weights.formats import Matrix, MatrixPart, Weight
 from rocmforge_hip.weights.products import Product
 
-_NO_PLAIN_SUMS: Final = "models whose parts read sums as they are are refused"
 _NO_GEMMA_4: Final = "models with norms of values are refused when they are loaded"
 _UNCAPPED: Final = 1.0  # cap * tanh(x / cap) is tanh(x)
 
@@ -158,7 +157,6 @@ class HipOps:
         return Activation(result, rows, table.in_features, f32=out)
 
     def norm(self, x: Activation, weight: Weight | None, bias: Weight | None) -> Activation:
-        assert weight is not None, _NO_PLAIN_SUMS
         if isinstance(x, UnmadeProduct):
             return replace(x, post_norm=weight)
         # What is added to the residual is normed for that; anything else, to be multiplied.
@@ -170,7 +168,8 @@ class HipOps:
         self, residual: Activation, delta: Activation, weight: Weight | None, bias: Weight | None
     ) -> tuple[Activation, Activation]:
         """Writes the sum to the place of the residual."""
-        assert weight is not None, _NO_PLAIN_SUMS
+        if weight is None:
+            delta = self._made(delta)
         if residual.arrays is self._arena.normed:  # whose float32 is the sum
             out = empty(self._arena.normed, residual.rows, residual.features, half=True)
         else:
@@ -178,6 +177,7 @@ class HipOps:
         if isinstance(delta, UnmadeProduct):
             norms, features = self._norms, residual.features
             assert isinstance(norms, RmsNorms)
+            assert weight is not None
             vector, threads = vector_of(weight, features), norm_threads(features)
             self.products.make_and_norm(delta, residual, vector, norms.eps, threads, out)
         else:

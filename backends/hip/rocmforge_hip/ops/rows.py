@@ -150,11 +150,18 @@ class RmsNorms:
         self.eps: Final = eps
         self._norm = library.kernel("rf_rms_norm", row_kernels.rf_rms_norm)
         self._add_norm = library.kernel("rf_add_rms_norm", row_kernels.rf_add_rms_norm)
+        self._give = library.kernel("rf_give_rows", row_kernels.rf_give_rows)
+        self._add = library.kernel("rf_add_rows", row_kernels.rf_add_rows)
         self._columns = library.kernel("rf_rms_norm_columns", row_kernels.rf_rms_norm_columns)
 
-    def norm(self, x: Activation, weight: Weight, bias: Weight | None, out: Activation) -> None:
+    def norm(
+        self, x: Activation, weight: Weight | None, bias: Weight | None, out: Activation
+    ) -> None:
         """Norms the rows of x."""
         assert bias is None
+        if weight is None:
+            self._give.launch(*_blocks(x), x=f32_of(x), out=out, hidden_size=x.features)
+            return
         self._norm.launch(
             *_blocks(x),
             x=f32_of(x),
@@ -168,7 +175,7 @@ class RmsNorms:
         self,
         residual: Activation,
         delta: Activation,
-        weight: Weight,
+        weight: Weight | None,
         bias: Weight | None,
         out: Activation,
         total: DeviceArray | None,
@@ -177,6 +184,15 @@ class RmsNorms:
         assert bias is None
         assert total is residual.f32, "the kernel writes the sum to the place of the residual"
         assert (residual.rows, residual.features) == (delta.rows, delta.features)
+        if weight is None:
+            self._add.launch(
+                *_blocks(residual),
+                delta=f32_of(delta),
+                residual=f32_of(residual),
+                out=out,
+                hidden_size=residual.features,
+            )
+            return
         self._add_norm.launch(
             *_blocks(residual),
             delta=f32_of(delta),
@@ -254,8 +270,11 @@ class LayerNorms:
         self._add_norm = library.kernel("rf_add_layer_norm", row_kernels.rf_add_layer_norm)
         self._norm_half = library.kernel("rf_layer_norm_half", row_kernels.rf_layer_norm_half)
 
-    def norm(self, x: Activation, weight: Weight, bias: Weight | None, out: Activation) -> None:
+    def norm(
+        self, x: Activation, weight: Weight | None, bias: Weight | None, out: Activation
+    ) -> None:
         """Norms the rows of x."""
+        assert weight is not None
         self._norm.launch(
             *_blocks(x),
             x=f32_of(x),
@@ -270,13 +289,14 @@ class LayerNorms:
         self,
         residual: Activation,
         delta: Activation,
-        weight: Weight,
+        weight: Weight | None,
         bias: Weight | None,
         out: Activation,
         total: DeviceArray | None,
     ) -> None:
         """Norms the rows of residual + delta, and writes the sum itself to `total`, if given."""
         assert (residual.rows, residual.features) == (delta.rows, delta.features)
+        assert weight is not None
         self._add_norm.launch(
             *_blocks(residual),
             delta=f32_of(delta),

@@ -44,6 +44,7 @@ def groups() -> Iterator[Group]:
             Case("rms_norm", f"width {width}, to int8", _INT8, partial(_norm, rows=3, form="q")),
             *_norms("rms_norm", width),
             Case("add_rms_norm", f"width {width}", _FLOAT, _add_norm),
+            Case("add", f"width {width}", _FLOAT, _add),
         )
         yield Group(Recipe(hidden_size=width), norms)
     for width, heads in ((96, 130), (4160, 3)):
@@ -138,6 +139,19 @@ def _add_norm(bench: Workbench) -> float:
     return max(
         error(bench.result(total), (old + delta).astype(np.float64)),
         error(bench.result(normed), want),
+    )
+
+
+def _add(bench: Workbench) -> float:
+    """Checks rows that are taken as they are, and their sum."""
+    old, delta, residual, added = _sum_to_norm(bench)
+    ops, want = bench.model.ops, (old + delta).astype(np.float64)
+    given = bench.result(ops.norm(residual, None, None))
+    total, same = ops.add_norm(residual, added, None, None)
+    return max(
+        error(given, old.astype(np.float64)),
+        error(bench.result(total), want),
+        error(bench.result(same), want),
     )
 
 
