@@ -279,6 +279,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     cors_origin: Annotated[
         tuple[str, ...], _about("origins of web pages that may call the API; * = all", "ORIGIN")
     ] = ()
+    image_hosts: Annotated[
+        tuple[_Name, ...],
+        _about(
+            "hosts that images of requests are fetched from: NAME, *.NAME, NAME:PORT, "
+            "NAME=ADDRESS, or * = all public ones (default: none)",
+            "HOST",
+        ),
+    ] = ()
     no_page: Annotated[bool, _about("leave out the page at /, on which people chat")] = False
     tls_certificate: Annotated[
         _File | None, _about("PEM file: serve HTTPS; SIGHUP reads it again", "FILE")

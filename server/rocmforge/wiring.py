@@ -35,6 +35,7 @@ from rocmforge.models.lora import AdapterSpec, parse_adapters
 from rocmforge.models.memory import stored_weight_bytes
 from rocmforge.models.rank_head import RankHead, read_rank_head
 from rocmforge.models.sampling import UNRECOMMENDED, SamplingDefaults
+from rocmforge.models.vision.config import VisionConfig
 from rocmforge.opening import open_checkpoint
 from rocmforge.settings import MTP, ModelSettings, Settings
 from rocmforge.sizes import parse_size
@@ -58,6 +59,7 @@ class ModelFront:
     tokenizer: Tokenizer
     templates: ChatTemplates
     config: ModelConfig
+    vision: VisionConfig | None  # how it takes images
     rank_head: RankHead | None  # of a decoder
     sampling: SamplingDefaults
     adapters: tuple[str, ...]  # what clients may call the LoRA adapters
@@ -94,7 +96,7 @@ def read_front(model: str, settings: Settings, found: Path | None = None) -> Mod
     path = found or find_model(model)
     predicts = settings.predicts
     with open_checkpoint(path, adapter_specs(settings), predicts=predicts) as checkpoint:
-        config = checkpoint.config
+        config, vision = checkpoint.config, checkpoint.vision
         identity = checkpoint.identify()
         tokenizer = Tokenizer(checkpoint.read_tokenizer())
         templates = ChatTemplates.compile(
@@ -130,6 +132,7 @@ def read_front(model: str, settings: Settings, found: Path | None = None) -> Mod
         tokenizer=tokenizer,
         templates=templates,
         config=config,
+        vision=vision,
         rank_head=rank_head,
         sampling=sampling,
         adapters=adapters,
@@ -230,6 +233,7 @@ def build_model(
         tool_format=settings.tool_format,
         token_sets=TokenSets(front.tokenizer),
         processors=load_processors(),
+        vision=front.vision,
         causal=front.config.causal,
         pooling=front.config.pooling,
         rank_head=front.rank_head,
@@ -397,6 +401,7 @@ def build_web_app(fleet: Fleet, settings: Settings, keys: Keyring) -> Litestar:
         fleet,
         ApiSettings(
             cors_origins=settings.cors_origin,
+            image_hosts=settings.image_hosts,
             max_body_bytes=settings.max_body_bytes,
             max_stored_responses=settings.max_stored_responses,
             receive_timeout_s=settings.receive_timeout,

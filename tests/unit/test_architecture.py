@@ -87,7 +87,11 @@ CONFINED = {
     "rocmforge.gguf": ("rocmforge.gguf", "rocmforge.opening", "rocmforge.commands.verify"),
     "rocmforge.huggingface": ("rocmforge.huggingface", "rocmforge.opening"),
     "huggingface_hub": ("rocmforge.library.hub",),
-    "httpx2": ("rocmforge.library.hub", "rocmforge.commands.chat.remote"),
+    "httpx2": (
+        "rocmforge.library.hub",
+        "rocmforge.commands.chat.remote",
+        "rocmforge.api.images.fetching",
+    ),
     "prompt_toolkit": ("rocmforge.commands.chat.editor",),
     "PIL": ("rocmforge.pixels",),
     "jinja2": ("rocmforge.text.template",),

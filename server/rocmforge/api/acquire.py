@@ -9,7 +9,8 @@ is its last event: the status has been sent.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, Final, TypeVar, TypeVarTuple, cast
@@ -19,10 +20,14 @@ from litestar.types import ASGIApp, Receive, Scope, Send
 from litestar.types.asgi_types import HTTPSendMessage
 
 from rocmforge.api.generate.model import RequestedModel
+from rocmforge.api.generate.prompts import images_of
+from rocmforge.api.generate.schema import Message
 from rocmforge.api.http.disconnect import ClientLeft, unless_client_leaves
 from rocmforge.api.http.errors import answer_for
 from rocmforge.api.http.origin import Origin
 from rocmforge.api.http.sse import EVENT_STREAM_HEADERS, comment, frame
+from rocmforge.api.images.pictures import Pictures
+from rocmforge.api.images.prompt_images import PromptImage
 from rocmforge.api.metrics.fleet import FleetMetrics
 from rocmforge.api.metrics.request_log import RequestLog
 from rocmforge.api.text_workers import TextWorkers
@@ -56,6 +61,7 @@ class Models:
         metrics: theirs.
         request_log: where the request is written down.
         workers: where texts that are large are worked on.
+        pictures: reads images.
         request: whose state will say which model it was about.
         keep_alive_s: how long a stream may be silent.
     """
@@ -66,6 +72,7 @@ class Models:
         metrics: FleetMetrics,
         request_log: RequestLog,
         workers: TextWorkers,
+        pictures: Pictures,
         request: Request[Any, Any, Any],
         keep_alive_s: float,
     ) -> None:
@@ -73,6 +80,7 @@ class Models:
         self._metrics = metrics
         self._request_log = request_log
         self._workers = workers
+        self._pictures = pictures
         self._request = request
         self._keep_alive_s = keep_alive_s
         self._origin = Origin.of(request)
@@ -83,6 +91,26 @@ class Models:
         model = self._fleet.find(name)
         self._request.state[MODEL] = model
         return model
+
+    async def read_images(
+        self, name: str | None, messages: Sequence[Message]
+    ) -> tuple[PromptImage, ...]:
+        """Reads the images of a conversation for the model of that name.
+
+        There are none if the model takes none: what prepares the request refuses it then.
+
+        Raises:
+            InvalidParameter: one of them cannot be had or read.
+        """
+        images = tuple(images_of(messages))
+        model = self.find(name)
+        if not images or model.vision is None:
+            return ()
+        metrics = self._metrics.of(model)
+        started = time.monotonic()
+        found = await self._pictures.read(images, model.vision, self._origin.share.key)
+        metrics.read_images([image.layout.num_rows for image in found], time.monotonic() - started)
+        return found
 
     @asynccontextmanager
     async def acquire(

@@ -24,6 +24,9 @@ from rocmforge.api.http.keys import Keyring
 from rocmforge.api.http.receive import ReceiveDeadline
 from rocmforge.api.http.settings import ApiSettings
 from rocmforge.api.http.unknown_fields import STRICT, named_in_header
+from rocmforge.api.images.fetching import Fetcher
+from rocmforge.api.images.hosts import AllowedHosts
+from rocmforge.api.images.pictures import Pictures
 from rocmforge.api.messages.errors import anthropic_error
 from rocmforge.api.messages.handlers import PATH as MESSAGES_PATH
 from rocmforge.api.metrics.fleet import FleetMetrics
@@ -62,9 +65,10 @@ def build_app(
     fleet_metrics = metrics or FleetMetrics(fleet)
     log = request_log or RequestLog()
     workers = TextWorkers()
+    pictures = Pictures(Fetcher(AllowedHosts(settings.image_hosts)))
 
     def models_of(request: Request[Any, Any, Any]) -> Models:
-        return Models(fleet, fleet_metrics, log, workers, request, settings.keep_alive_s)
+        return Models(fleet, fleet_metrics, log, workers, pictures, request, settings.keep_alive_s)
 
     def responses_of(request: Request[Any, Any, Any]) -> OwnResponses:
         caller = caller_of(request)
@@ -102,7 +106,7 @@ def build_app(
         else None,
         request_max_body_size=settings.max_body_bytes,
         on_startup=[_load_anyio],
-        on_shutdown=[response_store.close],
+        on_shutdown=[response_store.close, pictures.close],
         openapi_config=None,
         logging_config=None,
     )

@@ -60,9 +60,10 @@ async def create_chat_completion(
 async def _answer(
     request: Request[Any, Any, Any], models: Models, settings: ApiSettings, wanted: ChatRequest
 ) -> ASGIApp:
+    images = await models.read_images(wanted.model, wanted.messages)
     async with models.acquire(
         wanted.model,
-        partial(prepare_chat, request=wanted),
+        partial(prepare_chat, request=wanted, images=images),
         takes_long=is_constrained(wanted),
         timeout_s=wanted.timeout,
     ) as (model, prepared):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -13,6 +14,7 @@ from rocmforge.api.generate.answer import json_response
 from rocmforge.api.generate.checks import check_token_ids
 from rocmforge.api.generate.prompts import chat_prompt
 from rocmforge.api.http.body import MAX_BODY, read_json
+from rocmforge.api.images.prompt_images import PromptImage
 from rocmforge.api.ops_schema import (
     DetokenizedText,
     DetokenizeRequest,
@@ -37,7 +39,8 @@ async def tokenize(request: Request[Any, Any, Any], models: ModelsDep) -> Respon
     """Returns the token ids of a text or of a conversation."""
     wanted = await read_json(request, _tokenize_decoder)
     model = models.find(wanted.model)
-    return await models.offload(_tokens, model, wanted)
+    images = await models.read_images(wanted.model, wanted.messages or ())
+    return await models.offload(_tokens, model, wanted, images)
 
 
 @post("/detokenize", status_code=200, opt=_TEXT_SIZE)
@@ -64,8 +67,10 @@ async def tokenizer_info(models: ModelsDep, model: FromQuery[str | None] = None)
     )
 
 
-def _tokens(model: ServedModel, wanted: TokenizeRequest) -> Response[bytes]:
-    ids = _token_ids(model, wanted)
+def _tokens(
+    model: ServedModel, wanted: TokenizeRequest, images: Sequence[PromptImage]
+) -> Response[bytes]:
+    ids = _token_ids(model, wanted, images)
     names = [model.tokenizer.token(i) for i in ids] if wanted.return_token_strs else None
     return json_response(
         Tokens(count=len(ids), max_model_len=model.max_context, tokens=list(ids), token_strs=names)
@@ -78,7 +83,9 @@ def _text(model: ServedModel, wanted: DetokenizeRequest) -> Response[bytes]:
     return json_response(DetokenizedText(prompt=text))
 
 
-def _token_ids(model: ServedModel, wanted: TokenizeRequest) -> tuple[int, ...]:
+def _token_ids(
+    model: ServedModel, wanted: TokenizeRequest, images: Sequence[PromptImage]
+) -> tuple[int, ...]:
     if (wanted.prompt is None) == (wanted.messages is None):
         raise InvalidParameter("Give either 'prompt' or 'messages'.", param="prompt")
     if wanted.messages is not None:
@@ -94,7 +101,8 @@ def _token_ids(model: ServedModel, wanted: TokenizeRequest) -> tuple[int, ...]:
             template_arguments=wanted.chat_template_kwargs,
             add_generation_prompt=wanted.add_generation_prompt,
             continue_final_message=wanted.continue_final_message,
-        )
+            images=images,
+        ).token_ids
     assert wanted.prompt is not None
     add_bos = None if wanted.add_special_tokens is not False else False
     parse_special = wanted.parse_special is not False

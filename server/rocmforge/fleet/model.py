@@ -17,6 +17,7 @@ from rocmforge.logits.processor import LogitsProcessor
 from rocmforge.models.pooling import PoolingType
 from rocmforge.models.rank_head import RankHead
 from rocmforge.models.sampling import SamplingDefaults
+from rocmforge.models.vision.config import VisionConfig
 from rocmforge.text.template.template import ChatTemplates
 from rocmforge.text.tokenizer.token_sets import TokenSets
 from rocmforge.text.tokenizer.tokenizer import Tokenizer
@@ -41,6 +42,7 @@ class ServedModel:
         default_factory=lambda: {each.name: each for each in BUILTIN}
     )
     grammars: GrammarChecker = field(default_factory=GrammarChecker)
+    vision: VisionConfig | None = None  # how it takes images; None: it takes none
     causal: bool = True  # as of `ModelConfig`; False: it embeds or ranks, and generates nothing
     pooling: PoolingType = PoolingType.NONE  # what it was trained for
     rank_head: RankHead | None = None  # of a decoder
@@ -81,6 +83,7 @@ class ServedModel:
         ranks = not self.causal or self.pooling is not PoolingType.NONE
         found = {
             "chat": bool(self.templates.names) and self.generates,
+            "images": self.vision is not None,
             "completions": self.generates,
             "embeddings": self.pooling is not PoolingType.RANK,
             "rerank": ranks,

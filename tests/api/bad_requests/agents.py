@@ -46,9 +46,27 @@ RESPONSES_ROWS = [
     wrong(RESPONSES, item(role="user"), "input[0].content", "Missing"),
     unsupported(
         RESPONSES,
-        item(role="user", content=[{"type": "input_image"}]),
+        item(role="user", content=[{"type": "input_audio"}]),
         "input[0].content[0]",
-        "'input_image' is not supported; only text is",
+        "'input_audio' is not supported; only text and images are",
+    ),
+    unsupported(
+        RESPONSES,
+        item(role="user", content=[{"type": "input_image", "image_url": "data:"}]),
+        "input[0].content[0].image_url",
+        "The model tiny takes no images",
+    ),
+    unsupported(
+        RESPONSES,
+        item(role="user", content=[{"type": "input_image", "file_id": "file_1"}]),
+        "input[0].content[0].file_id",
+        "Files are not stored here",
+    ),
+    wrong(
+        RESPONSES,
+        item(role="user", content=[{"type": "input_image"}]),
+        "input[0].content[0].image_url",
+        "Missing",
     ),
     wrong(RESPONSES, item(type="function_call", name="f"), "input[0].call_id", "Missing"),
     wrong(RESPONSES, item(type="function_call_output", call_id="c"), "input[0].output", "Missing"),
@@ -155,7 +173,26 @@ MESSAGES_ROWS = [
     wrong(MESSAGES, {"messages": [{"role": "user"}]}, "messages[0].content", "Missing"),
     *(
         wrong(MESSAGES, block(type=kind), "messages[0].content[0]", f"'{kind}' is not supported")
-        for kind in ("image", "document", "tool_use")
+        for kind in ("document", "tool_use")
+    ),
+    wrong(MESSAGES, block(type="image"), "messages[0].content[0].source", "Missing"),
+    wrong(
+        MESSAGES,
+        block(type="image", source={"type": "url", "url": "https://example.com/a.png"}),
+        "messages[0].content[0].source",
+        "The model tiny takes no images",
+    ),
+    wrong(
+        MESSAGES,
+        block(type="image", source={"type": "base64", "data": "AA=="}),
+        "messages[0].content[0].source.media_type",
+        "Missing",
+    ),
+    wrong(
+        MESSAGES,
+        block(type="image", source={"type": "file", "file_id": "f"}),
+        "messages[0].content[0].source.type",
+        "'base64' and 'url' are",
     ),
     wrong(MESSAGES, block("assistant", type="tool_result"), "messages[0].content[0]", "here"),
     wrong(MESSAGES, block(type="text"), "messages[0].content[0].text", "Missing"),
@@ -163,8 +200,8 @@ MESSAGES_ROWS = [
     wrong(
         MESSAGES,
         block(type="tool_result", tool_use_id="x", content=[{"type": "image"}]),
-        "messages[0].content[0].content[0]",
-        "'image' is not supported",
+        "messages[0].content[0].content[0].source",
+        "Missing",
     ),
     wrong(MESSAGES, block("assistant", type="tool_use"), "messages[0].content[0].input", "Missing"),
     wrong(
@@ -230,7 +267,7 @@ MESSAGES_ROWS = [
     wrong(COUNT_TOKENS, {"model": "claude"}, "model", "'claude'", status=404),
     wrong(COUNT_TOKENS, {"messages": []}, "messages", "length >= 1"),
     wrong(COUNT_TOKENS, {"tools": [{"name": "x"}]}, "tools[0].input_schema", "Missing"),
-    wrong(COUNT_TOKENS, block(type="image"), "messages[0].content[0]", "'image'"),
+    wrong(COUNT_TOKENS, block(type="image"), "messages[0].content[0].source", "Missing"),
 ]
 
 ROWS = [*RESPONSES_ROWS, *MESSAGES_ROWS]

@@ -69,10 +69,38 @@ MODEL_AND_MESSAGES = [
             CHAT,
             said(role="user", content=[{"type": "text", "text": "look"}, {"type": kind}]),
             "messages[0].content[1]",
-            f"'{kind}' is not supported; only 'text' is",
+            f"'{kind}' is not supported; only 'text' and 'image_url' are",
             code="unsupported_parameter",
         )
-        for kind in ("image_url", "input_audio", "file")
+        for kind in ("input_audio", "file")
+    ),
+    wrong(
+        CHAT,
+        said(role="user", content=[{"type": "image_url"}]),
+        "messages[0].content[0].image_url",
+        "is missing",
+    ),
+    wrong(
+        CHAT,
+        said(role="user", content=[{"type": "image_url", "image_url": "data:"}]),
+        "messages[0].content[0].image_url",
+        "Expected `object | null`",
+    ),
+    wrong(
+        CHAT,
+        said(
+            role="user",
+            content=[{"type": "image_url", "image_url": {"url": "", "detail": "most"}}],
+        ),
+        "messages[0].content[0].image_url.detail",
+        "'high'",
+    ),
+    wrong(
+        CHAT,
+        said(role="user", content=[{"type": "image_url", "image_url": {"url": "data:"}}]),
+        "messages[0].content[0].image_url",
+        "The model tiny takes no images",
+        code="unsupported_parameter",
     ),
     wrong(
         CHAT,

@@ -103,8 +103,8 @@ def test_the_wrong_method_is_told_the_right_one(http: httpx.Client) -> None:
     assert "POST" in response.headers["allow"]
 
 
-@pytest.mark.parametrize("kind", ["image_url", "input_audio", "file"])
-def test_content_that_is_not_text_is_refused_by_name(
+@pytest.mark.parametrize("kind", ["input_audio", "file"])
+def test_content_that_is_neither_text_nor_image_is_refused_by_name(
     chat: Any, engine: FakeEngine, kind: str
 ) -> None:
     content = [{"type": "text", "text": "look"}, {"type": kind, kind: {"url": "x"}}]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -123,7 +123,7 @@ def check_at_once(model: ServedModel, sequences: int, param: str) -> None:
 
 def check_room(
     model: ServedModel,
-    prompt: Sequence[int],
+    prompt: Sized,
     max_tokens: int | None,
     *,
     param: str,

@@ -30,8 +30,8 @@ from rocmforge.api.generate.schema import (
     GenerationRequest,
 )
 from rocmforge.api.generate.tools import offered_tools, tool_use
+from rocmforge.api.images.prompt_images import PromptImage
 from rocmforge.engine.ipc.params import SamplingParams, Thinking
-from rocmforge.engine.ipc.prompt import token_prompt
 from rocmforge.errors import (
     InvalidParameter,
     UnsupportedFeature,
@@ -48,8 +48,10 @@ MAX_BIASED_TOKENS = 1024
 SEED_MASK = (1 << 64) - 1
 
 
-def prepare_chat(model: ServedModel, request: ChatRequest) -> PreparedRequest:
-    """Prepares a chat completion.
+def prepare_chat(
+    model: ServedModel, request: ChatRequest, images: Sequence[PromptImage] = ()
+) -> PreparedRequest:
+    """Prepares a chat completion, whose images have been read.
 
     Raises:
         RequestError: the request cannot be served as it was sent.
@@ -63,7 +65,8 @@ def prepare_chat(model: ServedModel, request: ChatRequest) -> PreparedRequest:
         raise InvalidParameter("'top_logprobs' needs 'logprobs' to be true.", param="top_logprobs")
     num_logprobs = (request.top_logprobs or 0) if request.logprobs else -1
     tools = offered_tools(request)
-    prompt = request_prompt(model, request)
+    prompt = request_prompt(model, request, images)
+    ids = prompt.token_ids
     param = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
     wanted = request.max_completion_tokens or request.max_tokens
     room = check_room(model, prompt, wanted, param=param, prompt_param="messages")
@@ -72,8 +75,8 @@ def prepare_chat(model: ServedModel, request: ChatRequest) -> PreparedRequest:
     check_output_logprobs(request.n or 1, wanted or room, num_logprobs, "top_logprobs")
     sampling = sampling_params(model, request, max_tokens=wanted or room, num_logprobs=num_logprobs)
     marks = find_marks(model.templates.select().source)
-    reasoning = None if marks is None else _reasoning(model, prompt, marks)
-    use, grammar = tool_use(model, request, tools, prompt, sampling.grammar)
+    reasoning = None if marks is None else _reasoning(model, ids, marks)
+    use, grammar = tool_use(model, request, tools, ids, sampling.grammar)
     sampling = msgspec.structs.replace(sampling, grammar=grammar)
     thinking = None
     if marks is not None and reasoning is not None:
@@ -84,7 +87,7 @@ def prepare_chat(model: ServedModel, request: ChatRequest) -> PreparedRequest:
     elif thinking is not None and (sampling.grammar or thinking.budget is not None):
         sampling = msgspec.structs.replace(sampling, thinking=thinking)
     return PreparedRequest(
-        prompts=(token_prompt(prompt),),
+        prompts=(prompt,),
         sampling=sampling,
         n=request.n or 1,
         stop=stop_strings(request),

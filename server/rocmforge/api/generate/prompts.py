@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
 
 from rocmforge.api.generate.schema import ChatRequest, ContentPart, Message
 from rocmforge.api.generate.tools import offered_tools
+from rocmforge.api.images.prompt_images import PromptImage, prompt_with_images
+from rocmforge.api.images.schema import IMAGE, ImageUrl, PlacedImage
+from rocmforge.engine.ipc.prompt import Prompt, token_prompt
 from rocmforge.errors import BadTemplate, InvalidParameter, UnsupportedFeature
 from rocmforge.fleet.model import ServedModel
 from rocmforge.text.template.template import encode_prompt
@@ -24,11 +27,44 @@ TEMPLATE_NAMES = (
 )
 
 
-def request_prompt(model: ServedModel, request: ChatRequest) -> tuple[int, ...]:
-    """Returns the token ids of a chat's conversation and tools. Raises like `prepare_chat`."""
+def images_of(messages: Sequence[Message]) -> Iterator[PlacedImage]:
+    """Yields the images of a conversation in their order.
+
+    Raises:
+        InvalidParameter: a part that should be one is none.
+    """
+    for i, message in enumerate(messages):
+        if isinstance(message.content, list):
+            for j, part in enumerate(message.content):
+                if part.type == IMAGE:
+                    yield placed(part.image_url, f"messages[{i}].content[{j}].{IMAGE}")
+
+
+def placed(image: ImageUrl | None, path: str) -> PlacedImage:
+    """Returns an image with its path. Raises InvalidParameter if there is none."""
+    if image is None:
+        raise InvalidParameter(f"'{path}' is missing.", param=path)
+    if isinstance(image, PlacedImage):
+        return image
+    return PlacedImage(url=image.url, detail=image.detail, path=path)
+
+
+def check_takes_images(model: ServedModel, image: PlacedImage) -> None:
+    """Raises UnsupportedFeature, with the model's name, if it takes text only."""
+    if model.vision is None:
+        raise UnsupportedFeature(
+            f"The model {model.name} takes no images, only text.", param=image.path
+        )
+
+
+def request_prompt(
+    model: ServedModel, request: ChatRequest, images: Sequence[PromptImage] = ()
+) -> Prompt:
+    """Returns the prompt of a chat's conversation and tools. Raises like `prepare_chat`."""
     return chat_prompt(
         model,
         request.messages,
+        images=images,
         tools=offered_tools(request),
         template_arguments=_template_arguments(request),
         add_generation_prompt=request.add_generation_prompt,
@@ -52,9 +88,24 @@ def chat_prompt(
     template_arguments: dict[str, Any] | None,
     add_generation_prompt: bool | None,
     continue_final_message: bool | None,
+    images: Sequence[PromptImage] = (),
     tools: Sequence[dict[str, Any]] = (),
-) -> tuple[int, ...]:
-    """Renders a conversation as token ids, through the model's chat template."""
+) -> Prompt:
+    """Renders a conversation as a prompt, through the model's chat template.
+
+    Args:
+        model: the model.
+        messages: of the conversation.
+        template_arguments: what else the template reads.
+        add_generation_prompt: whether the prompt ends with the beginning of an answer.
+        continue_final_message: whether it ends within the last message.
+        images: of the conversation, in their order.
+        tools: functions that may be called.
+
+    Raises:
+        InvalidParameter: the conversation makes no sense, or the template refuses it.
+        UnsupportedFeature: it has content that the model does not take.
+    """
     if not messages:
         raise InvalidParameter("'messages' must not be empty.", param="messages")
     if add_generation_prompt is None:
@@ -76,7 +127,7 @@ def chat_prompt(
                 "besides the conversation, the tools and where the prompt ends.",
                 param=f"chat_template_kwargs.{name}",
             )
-    prepared = [_template_message(m, f"messages[{i}]") for i, m in enumerate(messages)]
+    prepared = [_template_message(model, m, f"messages[{i}]") for i, m in enumerate(messages)]
     template = model.templates.select(with_tools=bool(tools))
     if tools and "tools" not in template.source:
         prepared.insert(0, {"role": "system", "content": tools_as_text(tools)})
@@ -90,16 +141,18 @@ def chat_prompt(
         )
     except BadTemplate as error:  # it worked when the model was loaded: this input is too much
         raise InvalidParameter(error.message, param="messages") from error
-    return tuple(encode_prompt(model.tokenizer, rendered))
+    if images and model.vision is not None:
+        return prompt_with_images(model.tokenizer, rendered, model.vision, images)
+    return token_prompt(encode_prompt(model.tokenizer, rendered))
 
 
-def _template_message(message: Message, path: str) -> dict[str, Any]:
+def _template_message(model: ServedModel, message: Message, path: str) -> dict[str, Any]:
     """Converts a message for chat templates: plain values, absent fields left out."""
     if message.content is None and message.role != "assistant":
         raise InvalidParameter(f"'{path}.content' must not be null.", param=f"{path}.content")
     # `developer` is what OpenAI calls a system message for its reasoning models.
     role = "system" if message.role == "developer" else message.role
-    result: dict[str, Any] = {"role": role, "content": _content(message.content, path)}
+    result: dict[str, Any] = {"role": role, "content": _content(model, message.content, path)}
     if message.tool_calls:
         # Arguments stay JSON text, valid or not: a model wrote them, and the client only repeats.
         result["tool_calls"] = msgspec.to_builtins(message.tool_calls)
@@ -110,15 +163,22 @@ def _template_message(message: Message, path: str) -> dict[str, Any]:
     return result
 
 
-def _content(content: str | list[ContentPart] | None, path: str) -> str | list[dict[str, str]]:
+def _content(
+    model: ServedModel, content: str | list[ContentPart] | None, path: str
+) -> str | list[dict[str, str]]:
     if content is None or isinstance(content, str):
         return content or ""
     parts = []
     for i, part in enumerate(content):
         where = f"{path}.content[{i}]"
+        if part.type == IMAGE:
+            check_takes_images(model, placed(part.image_url, f"{where}.{IMAGE}"))
+            parts.append({"type": "image"})
+            continue
         if part.type != "text":
             raise UnsupportedFeature(
-                f"Content of type {part.type!r} is not supported; only 'text' is.", param=where
+                f"Content of type {part.type!r} is not supported; only 'text' and '{IMAGE}' are.",
+                param=where,
             )
         if part.text is None:
             raise InvalidParameter(f"'{where}.text' is missing.", param=f"{where}.text")

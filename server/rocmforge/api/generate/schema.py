@@ -13,6 +13,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from rocmforge.api.images.schema import ImageUrl
+
 MAX_CHOICES = 128
 MAX_LOGPROBS = 20
 
@@ -135,10 +137,11 @@ class GenerationRequest(Labels, kw_only=True):
 
 
 class ContentPart(msgspec.Struct, kw_only=True):
-    """A piece of a message's content; only text has a meaning here."""
+    """A piece of a message's content: `text` or `image_url`; other types are refused by name."""
 
     type: str
     text: str | None = None
+    image_url: ImageUrl | None = None
 
 
 class FunctionCall(msgspec.Struct, kw_only=True):

@@ -10,6 +10,7 @@ class ApiSettings:
     """Settings of the web application; the listening socket is not its business."""
 
     cors_origins: tuple[str, ...] = ()  # browser origins that may call; "*" = all
+    image_hosts: tuple[str, ...] = ()  # images may be fetched from; see `api.images.hosts`
     max_body_bytes: int = 16 * 1024 * 1024
     receive_timeout_s: float = 30.0  # for a request's body to arrive
     local_names_only: bool = False  # answer to localhost only; see `api.http.hosts`

@@ -14,8 +14,11 @@ from rocmforge.api.generate.checks import refuse_unsupported, renamed_fields, re
 from rocmforge.api.generate.convert import prepare_chat
 from rocmforge.api.generate.prepared_request import PreparedRequest
 from rocmforge.api.generate.schema import ChatRequest, ContentPart, FunctionCall, ToolCall
+from rocmforge.api.images.prompt_images import PromptImage
+from rocmforge.api.images.schema import IMAGE, PlacedImage
 from rocmforge.api.messages.schema import (
     CountTokensRequest,
+    ImageSource,
     InputBlock,
     InputMessage,
     MessagesRequest,
@@ -81,14 +84,16 @@ def chat_request(request: CountTokensRequest) -> ChatRequest:
     return chat
 
 
-def prepare_message(model: ServedModel, chat: ChatRequest, max_tokens: int) -> PreparedRequest:
+def prepare_message(
+    model: ServedModel, chat: ChatRequest, max_tokens: int, images: Sequence[PromptImage] = ()
+) -> PreparedRequest:
     """Prepares a message of at most so many tokens. Raises like `prepare_chat`.
 
     Clients must name a limit, and name what the model they know could give: one beyond the context
     is no mistake.
     """
     with renamed_fields(FIELD_NAMES):
-        prepared = prepare_chat(model, chat)
+        prepared = prepare_chat(model, chat, images)
     room = prepared.sampling.max_tokens
     return replace(
         prepared, sampling=structs.replace(prepared.sampling, max_tokens=min(room, max_tokens))
@@ -120,7 +125,7 @@ def _messages(message: InputMessage, path: str) -> list[schema.Message]:
         return [schema.Message(role=message.role, content=message.content)]
     results: list[schema.Message] = []
     rest = schema.Message(role=message.role)
-    texts: list[str] = []
+    parts: list[ContentPart] = []
     for number, block in enumerate(message.content):
         where = f"{path}[{number}]"
         match message.role, block.type:
@@ -139,11 +144,10 @@ def _messages(message: InputMessage, path: str) -> list[schema.Message]:
                     )
                 )
             case _:
-                texts.append(_block_text(block, where))
-    if texts:
-        parts = [ContentPart(type="text", text=text) for text in texts]
-        rest.content = parts if len(parts) > 1 else texts[0]
-    is_empty = not (texts or rest.tool_calls or rest.reasoning_content)
+                parts.append(_part(block, where))
+    if parts:
+        rest.content = _content(parts)
+    is_empty = not (parts or rest.tool_calls or rest.reasoning_content)
     if is_empty and not results:
         rest.content = ""
     return results if is_empty and results else [*results, rest]
@@ -157,10 +161,41 @@ def _block_text(block: InputBlock, path: str) -> str:
     return required(block.text, f"{path}.text")
 
 
-def _result(block: InputBlock, path: str) -> str:
+def _part(block: InputBlock, path: str) -> ContentPart:
+    if block.type == "image":
+        source = required(block.source, f"{path}.source")
+        return ContentPart(
+            type=IMAGE, image_url=PlacedImage(url=_address(source, path), path=f"{path}.source")
+        )
+    return ContentPart(type="text", text=_block_text(block, path))
+
+
+def _content(parts: list[ContentPart]) -> str | list[ContentPart]:
+    """Returns parts as a message has them: a text alone is none."""
+    return parts[0].text or "" if len(parts) == 1 and parts[0].type == "text" else parts
+
+
+def _address(source: ImageSource, path: str) -> str:
+    match source.type:
+        case "base64":
+            kind = required(source.media_type, f"{path}.source.media_type")
+            return f"data:{kind};base64,{required(source.data, f'{path}.source.data')}"
+        case "url":
+            return required(source.url, f"{path}.source.url")
+        case kind:
+            raise UnsupportedFeature(
+                f"Images from a source of type {kind!r} are not supported; 'base64' and 'url' are.",
+                param=f"{path}.source.type",
+            )
+
+
+def _result(block: InputBlock, path: str) -> str | list[ContentPart]:
     if block.content is None or isinstance(block.content, str):
         return block.content or ""
-    return "\n".join(_block_text(part, f"{path}[{i}]") for i, part in enumerate(block.content))
+    parts = [_part(part, f"{path}[{i}]") for i, part in enumerate(block.content)]
+    if any(part.type == IMAGE for part in parts):
+        return parts
+    return "\n".join(part.text or "" for part in parts)
 
 
 def _call(block: InputBlock, path: str) -> ToolCall:

@@ -50,9 +50,10 @@ async def _answer(
     wanted: MessagesRequest,
     chat: ChatRequest,
 ) -> ASGIApp:
+    images = await models.read_images(wanted.model, chat.messages)
     async with models.acquire(
         wanted.model,
-        partial(prepare_message, chat=chat, max_tokens=wanted.max_tokens),
+        partial(prepare_message, chat=chat, max_tokens=wanted.max_tokens, images=images),
         takes_long=is_constrained(chat),
     ) as (model, prepared):
         writer = MessagesWriter(model, prepared, wanted.max_tokens)
@@ -68,6 +69,7 @@ async def count_tokens(request: Request[Any, Any, Any], models: ModelsDep) -> Re
     wanted = await read_json(request, _count_decoder)
     chat = await models.offload(chat_request, wanted)
     model = models.find(chat.model)
+    images = await models.read_images(chat.model, chat.messages)
     with renamed_fields(FIELD_NAMES):
-        prompt = await models.offload(request_prompt, model, chat)
+        prompt = await models.offload(request_prompt, model, chat, images)
     return json_response(TokenCount(input_tokens=len(prompt)))

@@ -13,14 +13,25 @@ from rocmforge.api.http.sse import NamedEvent
 # --- requests --------------------------------------------------------------------------------
 
 
+class ImageSource(msgspec.Struct, kw_only=True):
+    """Where an image comes from: itself in base64, or an address; other types are refused."""
+
+    type: str
+    media_type: str | None = None
+    data: str | None = None
+    url: str | None = None
+
+
 class InputBlock(msgspec.Struct, kw_only=True):
     """A block of content; which fields it must have depends on its type.
 
-    `text`, `thinking`, `tool_use` and `tool_result` have a meaning here; others are refused.
+    `text`, `image`, `thinking`, `tool_use` and `tool_result` have a meaning here; others are
+    refused.
     """
 
     type: str
     text: str | None = None
+    source: ImageSource | None = None
     thinking: str | None = None
     id: str | None = None
     name: str | None = None

@@ -8,7 +8,7 @@ from `EngineStatus` when somebody scrapes. Each registry belongs to one model, o
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
@@ -54,6 +54,7 @@ _OURS_ONLY = {
     *("model_state", "model_loads", "model_load_failures", "model_unloads"),
     *("model_requests_waiting", "request_errors", "weights_bytes", "kv_cache_bytes"),
     *("state_bytes", "state_slots", "state_slots_used", "state_snapshots"),
+    *("images", "image_tokens", "image_read_seconds"),
     *("key_tokens", "key_requests_waiting", "engine_silence_seconds", *FAMILIES),
     *(family.name for family in families().values() if not family.is_vllms),
 }
@@ -85,6 +86,13 @@ class Metrics:
         self._errors = error_counter(self.registry)
         text = "Tokens used with each API key, of prompts and completions."
         self._key_tokens = _counter(self.registry, "key_tokens", text, "key", "kind")
+        self._images = self._counter("images", "Images of requests that were read.")
+        self._image_tokens = self._counter("image_tokens", "Tokens of prompts that images took.")
+        self._image_read = self._histogram(
+            "image_read_seconds",
+            "Fetching, decoding and scaling the images of a request.",
+            _TTFT_BUCKETS,
+        )
         self.first_token = self._histogram(
             "time_to_first_token_seconds",
             "From the arrival of a request to its first token.",
@@ -125,6 +133,12 @@ class Metrics:
     def refused(self, status: int) -> None:
         """Counts an answer with an error status."""
         self._errors.labels(self._model, ENGINE, str(status)).inc()
+
+    def read_images(self, tokens: Sequence[int], seconds: float) -> None:
+        """Counts the images of a request, each with the tokens that it takes."""
+        self._images.inc(len(tokens))
+        self._image_tokens.inc(sum(tokens))
+        self._image_read.observe(seconds)
 
     def name_key(self, index: int, name: str) -> None:
         """Tells what a key is called that the engine knows by its index."""

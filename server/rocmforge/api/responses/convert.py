@@ -12,6 +12,8 @@ from rocmforge.api.generate.checks import refuse_unsupported, renamed_fields, re
 from rocmforge.api.generate.convert import prepare_chat
 from rocmforge.api.generate.prepared_request import PreparedRequest
 from rocmforge.api.generate.schema import ChatRequest, FunctionCall, Message, ToolCall
+from rocmforge.api.images.prompt_images import PromptImage
+from rocmforge.api.images.schema import IMAGE, PlacedImage
 from rocmforge.api.responses.schema import (
     AnyText,
     InputItem,
@@ -89,11 +91,14 @@ def chat_request(request: ResponsesRequest, conversation: Sequence[Message]) -> 
 
 
 def prepare_response(
-    model: ServedModel, chat: ChatRequest, request: ResponsesRequest
+    model: ServedModel,
+    chat: ChatRequest,
+    request: ResponsesRequest,
+    images: Sequence[PromptImage] = (),
 ) -> PreparedRequest:
     """Prepares a response to the request that `chat` was made of. Raises like `prepare_chat`."""
     with renamed_fields(FIELD_NAMES), renamed_fields(tool_paths(request.tools or ())):
-        return prepare_chat(model, chat)
+        return prepare_chat(model, chat, images)
 
 
 def input_messages(given: str | Sequence[InputItem]) -> list[Message]:
@@ -114,7 +119,7 @@ def input_messages(given: str | Sequence[InputItem]) -> list[Message]:
         match item.type:
             case "message":
                 role: Role = required(item.role, f"{path}.role")
-                content = _text(item.content, f"{path}.content")
+                content = _content(item.content, f"{path}.content")
                 messages.append(Message(role=role, content=content))
             case "function_call":
                 call = ToolCall(
@@ -132,7 +137,7 @@ def input_messages(given: str | Sequence[InputItem]) -> list[Message]:
                     Message(
                         role="tool",
                         tool_call_id=required(item.call_id, f"{path}.call_id"),
-                        content=_text(item.output, f"{path}.output"),
+                        content=_content(item.output, f"{path}.output"),
                     )
                 )
             case "reasoning":
@@ -154,21 +159,40 @@ def output_messages(items: Sequence[OutputItem]) -> list[Message]:
     return input_messages(msgspec.convert(msgspec.to_builtins(items), list[InputItem]))
 
 
+def _content(content: str | list[InputPart] | None, path: str) -> str | list[schema.ContentPart]:
+    """Converts content; texts alone are joined."""
+    if not isinstance(content, list) or all(part.type != "input_image" for part in content):
+        return _text(content, path)
+    return [_part(part, f"{path}[{number}]") for number, part in enumerate(content)]
+
+
+def _part(part: InputPart, path: str) -> schema.ContentPart:
+    if part.type != "input_image":
+        return schema.ContentPart(type="text", text=_part_text(part, path))
+    if part.file_id is not None:
+        raise UnsupportedFeature(
+            "Files are not stored here: give the image as 'image_url'.", param=f"{path}.file_id"
+        )
+    address = required(part.image_url, f"{path}.image_url")
+    image = PlacedImage(url=address, detail=part.detail, path=f"{path}.image_url")
+    return schema.ContentPart(type=IMAGE, image_url=image)
+
+
 def _text(content: str | list[InputPart] | None, path: str) -> str:
     if isinstance(content, str):
         return content
-    texts = []
-    for number, part in enumerate(required(content, path)):
-        where = f"{path}[{number}]"
-        if part.type == "refusal":
-            texts.append(required(part.refusal, f"{where}.refusal"))
-        elif part.type in _TEXT_PARTS:
-            texts.append(required(part.text, f"{where}.text"))
-        else:
-            raise UnsupportedFeature(
-                f"Content of type {part.type!r} is not supported; only text is.", param=where
-            )
-    return "\n".join(texts)
+    parts = enumerate(required(content, path))
+    return "\n".join(_part_text(part, f"{path}[{number}]") for number, part in parts)
+
+
+def _part_text(part: InputPart, path: str) -> str:
+    if part.type == "refusal":
+        return required(part.refusal, f"{path}.refusal")
+    if part.type in _TEXT_PARTS:
+        return required(part.text, f"{path}.text")
+    raise UnsupportedFeature(
+        f"Content of type {part.type!r} is not supported; only text and images are.", param=path
+    )
 
 
 def _response_format(form: TextFormat) -> schema.ResponseFormat:

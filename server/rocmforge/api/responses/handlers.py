@@ -114,9 +114,10 @@ async def _answer(
             said = [*asked.conversation, *output_messages(response.output)]
             store.put(StoredResponse(response, said, asked.items, events))
 
+    images = await models.read_images(wanted.model, asked.chat.messages)
     async with models.acquire(
         wanted.model,
-        partial(prepare_response, chat=asked.chat, request=wanted),
+        partial(prepare_response, chat=asked.chat, request=wanted, images=images),
         takes_long=asked.is_continued or is_constrained(asked.chat),
     ) as (model, prepared):
         writer = ResponsesWriter(model, prepared, wanted, keep)

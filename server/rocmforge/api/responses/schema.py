@@ -20,6 +20,7 @@ from rocmforge.api.generate.schema import (
     ReasoningEffort,
     TokenLogprobs,
 )
+from rocmforge.api.images.schema import ImageDetail
 
 Role = Literal["system", "developer", "user", "assistant"]
 Status = Literal["in_progress", "completed", "incomplete", "failed", "cancelled"]
@@ -29,10 +30,13 @@ Status = Literal["in_progress", "completed", "incomplete", "failed", "cancelled"
 
 
 class InputPart(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """A piece of content: `input_text` or `output_text`; other types are refused by name."""
+    """A piece of content: `input_text`, `input_image` or `output_text`; others are refused."""
 
     type: str
     text: str | None = None
+    image_url: str | None = None
+    file_id: str | None = None
+    detail: ImageDetail | None = None
     refusal: str | None = None
 
 

@@ -66,10 +66,10 @@ class LocalModel:
 
     def _room(self, turn: Turn) -> int:
         if self.chats:
-            prompt = request_prompt(self._served, self._chat_request(turn))
+            length = len(request_prompt(self._served, self._chat_request(turn)))
         else:
-            prompt = tuple(self._served.tokenizer.encode(turn.text, parse_special=True))
-        return self.context - len(prompt)
+            length = len(self._served.tokenizer.encode(turn.text, parse_special=True))
+        return self.context - length
 
     async def answer(self, turn: Turn) -> AsyncGenerator[Part]:
         prepared = self._prepare(turn)

@@ -56,6 +56,10 @@ class RenderedPrompt:
     text: str
     trust: bytes
 
+    def trusts(self, start: int, end: int) -> bool:
+        """Returns whether the template wrote all these characters."""
+        return self.trust.find(0, start, end) < 0
+
     def segments(self) -> Iterator[tuple[str, bool]]:
         """Cuts the prompt into (text, whether the template wrote it)."""
         start = 0
@@ -81,10 +85,7 @@ def encode_prompt(
         add_bos: Whether to put BOS in front. As in Transformers, that is the template's business
             otherwise.
     """
-    trust = prompt.trust
-    return tokenizer.encode_trusted(
-        prompt.text, lambda start, end: trust.find(0, start, end) < 0, add_bos=add_bos
-    )
+    return tokenizer.encode_trusted(prompt.text, prompt.trusts, add_bos=add_bos)
 
 
 class ChatTemplate:

@@ -6,7 +6,7 @@ import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
-from typing import NamedTuple, Self
+from typing import Final, NamedTuple, Self
 
 from tokenizers import Encoding
 
@@ -24,6 +24,8 @@ _MODELS = ("gpt2", "gemma4", "llama", "bert", "t5")
 
 # Whether the characters [start, end) may form a control token.
 Trust = Callable[[int, int], bool]
+
+_GAP: Final = -1  # is no token
 
 
 class PieceTables(NamedTuple):
@@ -191,6 +193,25 @@ class Tokenizer:
             add_bos: Whether to put BOS in front.
         """
         return self._encode_parts(self._parts(text, trust), add_bos=add_bos)
+
+    def encode_around(self, texts: Sequence[tuple[str, Trust]]) -> list[list[int]]:
+        """Tokenises a text that something is put into which is no text, as an image is.
+
+        Args:
+            texts: What stands before, between and behind these things, each as `encode_trusted`
+                takes it. Their tokens are those that they have around control tokens.
+        """
+        parts: list[str | int] = []
+        for text, trust in texts:
+            parts += [*self._parts(text, trust), _GAP]
+        ids = self._encode_parts(parts, add_bos=False)
+        found: list[list[int]] = [[]]
+        for index in ids:
+            if index == _GAP:
+                found.append([])
+            else:
+                found[-1].append(index)
+        return found[:-1]
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
         """Decodes a whole sequence. Bytes that are not UTF-8 become U+FFFD.

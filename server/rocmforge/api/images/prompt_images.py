@@ -1,0 +1,86 @@
+"""Images that have been read, and their places in the prompt of a conversation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rocmforge.engine.ipc.prompt import ImageSpan, Prompt, TokenSpan, image_span
+from rocmforge.errors import InvalidParameter
+from rocmforge.models.vision.config import VisionConfig
+from rocmforge.models.vision.image import ImageLayout, ProcessedImage, expand
+from rocmforge.text.template.template import RenderedPrompt
+from rocmforge.text.tokenizer.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class PromptImage:
+    """An image that has been read."""
+
+    layout: ImageLayout
+    tiles: tuple[ImageSpan, ...]
+
+    @classmethod
+    def of(cls, image: ProcessedImage, vision: VisionConfig) -> PromptImage:
+        """Makes the spans of an image."""
+        return cls(image.layout, tuple(image_span(t, vision.placeholder) for t in image.tiles))
+
+
+def prompt_with_images(
+    tokenizer: Tokenizer,
+    rendered: RenderedPrompt,
+    vision: VisionConfig,
+    images: Sequence[PromptImage],
+) -> Prompt:
+    """Tokenises a rendered conversation, with rows where the template shows its images.
+
+    A marker counts where the template wrote it: one in a client's text is text.
+
+    Raises:
+        InvalidParameter: the template does not show each image once.
+    """
+    pieces = _cut(rendered, vision.marker)
+    if len(pieces) != len(images) + 1:
+        raise InvalidParameter(
+            f"The conversation has {len(images)} images, but the model's chat template shows "
+            f"{len(pieces) - 1}: it may take them in messages of the user only.",
+            param="messages",
+        )
+    texts, rows = [pieces[0]], []
+    for image, after in zip(images, pieces[1:], strict=True):
+        for part in expand(image.layout, vision):
+            if isinstance(part, str):
+                texts[-1] = _joined(texts[-1], RenderedPrompt(part, b"\1" * len(part)))
+            else:
+                rows.append(image.tiles[part.tile])
+                texts.append(RenderedPrompt("", b""))
+        texts[-1] = _joined(texts[-1], after)
+    encoded = tokenizer.encode_around([(text.text, text.trusts) for text in texts])
+    spans: list[TokenSpan | ImageSpan] = []
+    for ids, row in zip(encoded, (*rows, None), strict=True):
+        if ids:
+            spans.append(TokenSpan(ids=tuple(ids)))
+        if row is not None:
+            spans.append(row)
+    return Prompt(spans=tuple(spans))
+
+
+def _cut(rendered: RenderedPrompt, marker: str) -> list[RenderedPrompt]:
+    """Cuts a prompt at the markers that the template wrote."""
+    pieces, begin, position = [], 0, 0
+    while (start := rendered.text.find(marker, position)) >= 0:
+        position = start + len(marker)
+        if rendered.trusts(start, position):
+            pieces.append(_slice(rendered, begin, start))
+            begin = position
+        else:
+            position = start + 1
+    return [*pieces, _slice(rendered, begin, len(rendered.text))]
+
+
+def _slice(rendered: RenderedPrompt, start: int, end: int) -> RenderedPrompt:
+    return RenderedPrompt(rendered.text[start:end], rendered.trust[start:end])
+
+
+def _joined(first: RenderedPrompt, second: RenderedPrompt) -> RenderedPrompt:
+    return RenderedPrompt(first.text + second.text, first.trust + second.trust)
