@@ -301,11 +301,14 @@ class _BuiltImages:
         self._target = target
         self._builder = Builder(find_compiler(None))
         self._sources = read_table(table)
+        self._found: dict[str, tuple[Path, dict[str, Any]]] = {}
 
     def find(self, kernel: str) -> tuple[Path, dict[str, Any]]:
         """The file with the kernel, and the kernel's entry in the manifest."""
-        product = self._builder.product(self._unit(kernel), self._target)
-        return product.code, product.kernels()[kernel]
+        if kernel not in self._found:  # a launch asks, and reading the sources takes longer than it
+            product = self._builder.product(self._unit(kernel), self._target)
+            self._found[kernel] = product.code, product.kernels()[kernel]
+        return self._found[kernel]
 
     def _unit(self, kernel: str) -> TranslationUnit:
         for source in self._sources:
