@@ -410,7 +410,6 @@ def build_web_app(fleet: Fleet, settings: Settings, keys: Keyring) -> Litestar:
             has_tls=settings.tls_certificate is not None,
             has_page=not settings.no_page,
             vllm_metrics="vllm" in settings.metrics_compat,
-            drain_timeout_s=settings.drain_timeout,
         ),
         keys,
         request_log=build_request_log(settings),

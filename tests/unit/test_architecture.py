@@ -65,7 +65,6 @@ OPENS_FILES = ("rocmforge_hip.parallel.worker", "rocmforge.opening.open_checkpoi
 # Modules that only these places may import (prefixes of module names).
 CONFINED = {
     "litestar": ("rocmforge.api", "rocmforge.wiring"),
-    "sse_starlette": ("rocmforge.api.http",),
     "prometheus_client": ("rocmforge.api.metrics",),
     "uvicorn": ("rocmforge.commands",),
     "asyncio": (

@@ -17,7 +17,6 @@ from typing import Any, Final, TypeVar, TypeVarTuple, cast
 
 from litestar import Request
 from litestar.types import ASGIApp, Receive, Scope, Send
-from litestar.types.asgi_types import HTTPSendMessage
 
 from rocmforge.api.generate.model import RequestedModel
 from rocmforge.api.generate.prompts import images_of
@@ -25,7 +24,13 @@ from rocmforge.api.generate.schema import Message
 from rocmforge.api.http.disconnect import ClientLeft, unless_client_leaves
 from rocmforge.api.http.errors import answer_for
 from rocmforge.api.http.origin import Origin
-from rocmforge.api.http.sse import EVENT_STREAM_HEADERS, comment, frame
+from rocmforge.api.http.sse import (
+    EVENT_STREAM_HEADERS,
+    body_part,
+    comment,
+    encoded_headers,
+    frame,
+)
 from rocmforge.api.images.pictures import Pictures
 from rocmforge.api.images.prompt_images import PromptImage
 from rocmforge.api.metrics.fleet import FleetMetrics
@@ -262,11 +267,11 @@ class _LateStream:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Sends comments, and then what the answer itself sends."""
-        headers = [(k.encode(), v.encode()) for k, v in EVENT_STREAM_HEADERS.items()]
+        headers = encoded_headers(EVENT_STREAM_HEADERS)
         try:
             await send({"type": "http.response.start", "status": 200, "headers": headers})
             async for text in self._progress():
-                await send(_part(comment(text), more=True))
+                await send(body_part(comment(text), more=True))
         finally:
             await _cancel(self._working)
         try:
@@ -274,7 +279,7 @@ class _LateStream:
         except ClientLeft:
             return
         except Exception as error:
-            await send(_part(self._failure(error), more=False))
+            await send(body_part(self._failure(error), more=False))
             return
 
         async def send_on(message: Any) -> None:
@@ -288,7 +293,3 @@ class _LateStream:
         while not self._working.done():
             yield self._models.progress()
             await asyncio.wait((self._working,), timeout=self._keep_alive_s)
-
-
-def _part(body: bytes, *, more: bool) -> HTTPSendMessage:
-    return {"type": "http.response.body", "body": body, "more_body": more}

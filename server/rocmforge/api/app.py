@@ -14,6 +14,7 @@ from litestar.di import Provide
 from litestar.exceptions import HTTPException
 
 from rocmforge.api.acquire import MODEL, Models
+from rocmforge.api.dependencies import SettingsDep
 from rocmforge.api.http.auth import caller_of, key_guard
 from rocmforge.api.http.browsers import browser_guard
 from rocmforge.api.http.disconnect import ClientLeft
@@ -67,8 +68,11 @@ def build_app(
     workers = TextWorkers()
     pictures = Pictures(Fetcher(AllowedHosts(settings.image_hosts)))
 
-    def models_of(request: Request[Any, Any, Any]) -> Models:
-        return Models(fleet, fleet_metrics, log, workers, pictures, request, settings.keep_alive_s)
+    # Asks for the settings as handlers do: they are made one after the other then, where each of
+    # several that need nothing would be a task.
+    def models_of(request: Request[Any, Any, Any], api_settings: SettingsDep) -> Models:
+        keep_alive_s = api_settings.keep_alive_s
+        return Models(fleet, fleet_metrics, log, workers, pictures, request, keep_alive_s)
 
     def responses_of(request: Request[Any, Any, Any]) -> OwnResponses:
         caller = caller_of(request)

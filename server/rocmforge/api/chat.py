@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -81,7 +80,7 @@ class ChatWriter(Writer):
         self, model: RequestedModel, prepared: PreparedRequest, request: ChatRequest
     ) -> None:
         self.head = AnswerHead.make(model, "chatcmpl-")
-        self._common: dict[str, Any] = asdict(self.head)
+        self._common: dict[str, Any] = msgspec.structs.asdict(self.head)
         if request.service_tier is not None:
             self._common["service_tier"] = "default"
         self._tokenizer = model.served.tokenizer

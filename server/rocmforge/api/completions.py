@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -77,7 +76,7 @@ class CompletionWriter(Writer):
         self, model: RequestedModel, prepared: PreparedRequest, request: CompletionRequest
     ) -> None:
         self.head = AnswerHead.make(model, "cmpl-")
-        self._common = asdict(self.head)
+        self._common = msgspec.structs.asdict(self.head)
         self._tokenizer = model.served.tokenizer
         self._prepared = prepared
         self._echoes = _echoes(model.served, prepared, request) if request.echo else None

@@ -238,3 +238,32 @@ def test_an_abandoned_sequence_counts_as_aborted() -> None:
         assert b'finished_reason="abort",model_name="tiny"} 1.0' in text
 
     finishing(steps())
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages"])
+def test_a_stream_starts_one_task_beside_that_of_its_request_and_no_thread(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each would hold up the others of a hundred streams that start at once."""
+
+    async def steps() -> None:
+        engine = FakeEngine(script=silent)
+        app = make_app(engine)
+        connection = Connection(app, BODY | {"stream": True, "max_tokens": 9}, path=path)
+        loop, tasks = asyncio.get_running_loop(), []
+
+        def counted(loop: asyncio.AbstractEventLoop, work: Any, **options: Any) -> Any:
+            tasks.append(asyncio.Task(work, loop=loop, **options))
+            return tasks[-1]
+
+        monkeypatch.setattr(asyncio.base_events.BaseEventLoop, "run_in_executor", None)
+        loop.set_task_factory(counted)
+        running = asyncio.create_task(connection.run())
+        await until(lambda: engine.live)
+        await connection.sent.get()
+        connection.gone.set()
+        await running
+        assert len(tasks) == 2
+        assert engine.live == set()
+
+    finishing(steps())

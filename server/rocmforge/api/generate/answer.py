@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Final, Protocol, TypeVar, cast
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
 from litestar import MediaType, Request, Response
@@ -31,8 +30,7 @@ They would keep the event loop busy for some milliseconds.
 """
 
 
-@dataclass(frozen=True, slots=True)
-class AnswerHead:
+class AnswerHead(msgspec.Struct, frozen=True):
     """The fields that all chunks of an answer have in common."""
 
     id: str
@@ -135,24 +133,22 @@ def num_logprobs(prepared: PreparedRequest, pieces: Sequence[Piece]) -> int:
 
 
 def event_stream(
-    events: AsyncIterator[bytes],
+    events: AsyncGenerator[bytes],
     settings: ApiSettings,
     request_id: str,
     *,
     close: Callable[[], None] = lambda: None,
 ) -> ASGIApp:
     """Makes a stream of encoded events; `close` is called on every way out."""
-    stream = EventStream(
+    return EventStream(
         events,
         close=close,
         keep_alive_s=settings.keep_alive_s,
-        drain_timeout_s=settings.drain_timeout_s,
         headers=request_id_headers(request_id),
     )
-    return cast("ASGIApp", stream)  # Starlette declares the same interface with its own types
 
 
-async def stream_events(generation: Generation, writer: Writer) -> AsyncIterator[bytes]:
+async def stream_events(generation: Generation, writer: Writer) -> AsyncGenerator[bytes]:
     """Yields the events of a stream. What fails after the headers becomes the last of them."""
     try:
         if opening := writer.opening():

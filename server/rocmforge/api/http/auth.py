@@ -26,7 +26,8 @@ _STRANGER: Final = "stranger"
 def key_guard(keys: Keyring) -> Guard:
     """Makes a guard that lets requests with one of `keys` pass, and notes whose it is."""
 
-    def guard(connection: ASGIConnection, handler: BaseRouteHandler) -> None:  # type: ignore[type-arg]
+    # Litestar calls what is not async in a thread.
+    async def guard(connection: ASGIConnection, handler: BaseRouteHandler) -> None:  # type: ignore[type-arg]
         if not keys:
             return
         given = _given_key(connection)

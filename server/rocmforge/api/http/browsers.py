@@ -29,7 +29,8 @@ def browser_guard(cors_origins: Sequence[str]) -> Guard:
     that `--cors-origin` lists. Programs that are no browsers say nothing of an origin.
     """
 
-    def guard(connection: ASGIConnection, handler: BaseRouteHandler) -> None:  # type: ignore[type-arg]
+    # Litestar calls what is not async in a thread.
+    async def guard(connection: ASGIConnection, handler: BaseRouteHandler) -> None:  # type: ignore[type-arg]
         assert isinstance(connection, Request), "there are no other routes"
         if connection.method in _SAFE_METHODS:
             return

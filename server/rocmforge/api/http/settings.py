@@ -19,6 +19,5 @@ class ApiSettings:
     has_page: bool = True  # people chat at /; else it leads to the API's description
     vllm_metrics: bool = False  # export metrics under vLLM's names too
     keep_alive_s: float = 15.0  # a silent stream gets a comment this often
-    drain_timeout_s: float = 30.0  # how long streams may go on once the server is asked to stop
     max_stored_response_bytes: int = 256 * 1024 * 1024
     max_stored_responses: int = 1000  # of /v1/responses; the ones not used longest go first

@@ -6,11 +6,14 @@ choice; a token costs one JSON string, and all chunks of one wake-up leave in on
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from typing import Any
 
 import msgspec
-from sse_starlette import EventSourceResponse, ServerSentEvent
-from starlette.types import Receive, Scope, Send
+from litestar.types import Receive, Scope, Send
+from litestar.types.asgi_types import HTTPSendMessage
 
 DONE = b"data: [DONE]\n\n"
 
@@ -20,6 +23,7 @@ EVENT_STREAM_HEADERS = {
     "x-accel-buffering": "no",  # nginx would hold events back
 }
 
+_KEEP_ALIVE = b": keep-alive\n\n"
 _PLACEHOLDER = "\0"
 _ENCODED_PLACEHOLDER = msgspec.json.encode(_PLACEHOLDER)
 
@@ -69,36 +73,75 @@ class TextEvent:
         return self._head + msgspec.json.encode(text) + self._tail
 
 
-class EventStream(EventSourceResponse):
-    """A stream whose source is closed on every way out.
+class EventStream:
+    """A stream of encoded events, whose source is closed on every way out.
 
     That includes a client that has left before the first event: a generator that was never
-    started runs no `finally`.
+    started runs no `finally`. One task beside that of the request watches the connection: what a
+    stream needs to start is what many that start at once wait for.
+
+    Args:
+        events: What to send.
+        close: Called at the end.
+        keep_alive_s: Seconds from one comment that keeps the connection alive to the next.
+        headers: Beside those of every stream.
     """
 
     def __init__(
         self,
-        events: AsyncIterator[bytes],
+        events: AsyncGenerator[bytes],
         *,
         close: Callable[[], None],
         keep_alive_s: float,
-        drain_timeout_s: float,
         headers: dict[str, str],
     ) -> None:
-        super().__init__(
-            events,
-            ping=keep_alive_s,
-            ping_message_factory=lambda: ServerSentEvent(comment="keep-alive", sep="\n"),
-            sep="\n",
-            headers=headers,
-            # The library ends streams as soon as the server is asked to stop; ours may finish.
-            shutdown_grace_period=drain_timeout_s,
-        )
-        del self.headers["connection"]  # whether it is kept is the HTTP server's business
+        self._events = events
         self._close = close
+        self._keep_alive_s = keep_alive_s
+        self._headers = encoded_headers(EVENT_STREAM_HEADERS | headers)
+        self._has_left = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Sends the events, unless the client leaves before the last."""
+        streaming = asyncio.current_task()
+        assert streaming is not None
+        watching: asyncio.Task[None] | None = None
         try:
-            await super().__call__(scope, receive, send)
+            await send({"type": "http.response.start", "status": 200, "headers": self._headers})
+            watching = asyncio.create_task(self._watch(receive, send, streaming))
+            async with aclosing(self._events) as events:
+                async for data in events:
+                    await send(body_part(data, more=True))
+            watching.cancel()
+            await send(body_part(b"", more=False))
+        except asyncio.CancelledError:
+            if not self._has_left or streaming.uncancel():
+                raise
         finally:
+            if watching is not None:
+                watching.cancel()
             self._close()
+
+    async def _watch(self, receive: Receive, send: Send, streaming: asyncio.Task[Any]) -> None:
+        """Sends comments, and cancels the stream once the client has left."""
+        while True:
+            try:
+                async with asyncio.timeout(self._keep_alive_s):
+                    while (await receive())["type"] != "http.disconnect":
+                        pass
+            except TimeoutError:
+                await send(body_part(_KEEP_ALIVE, more=True))
+            else:
+                self._has_left = True
+                streaming.cancel()
+                return
+
+
+def encoded_headers(headers: dict[str, str]) -> list[tuple[bytes, bytes]]:
+    """Encodes headers as the HTTP server takes them."""
+    return [(name.encode(), value.encode()) for name, value in headers.items()]
+
+
+def body_part(body: bytes, *, more: bool) -> HTTPSendMessage:
+    """Makes the message that sends a part of a body."""
+    return {"type": "http.response.body", "body": body, "more_body": more}

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+
+import msgspec
 
 from rocmforge.api.http.origin import Origin
 from rocmforge.logs import FIELDS, SUMMARY
@@ -16,8 +18,7 @@ _LONGEST = 200
 _SERVER_ERROR = 500
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestRecord:
+class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The record of one request. Times are in seconds; None = it did not come so far."""
 
     request_id: str
@@ -95,7 +96,7 @@ class RequestLog:
             end_ns: when it ended, on time.monotonic_ns()'s clock.
             texts: prompts and answers; only if `with_texts`.
         """
-        fields = asdict(record)
+        fields = msgspec.structs.asdict(record)
         if self.with_texts:
             fields["texts"] = texts
         is_slow = record.total_s > self.slow_s

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 
 
 class EventLog:
@@ -29,7 +29,7 @@ class EventLog:
         self._is_closed = True
         self._wake()
 
-    async def read(self, start: int) -> AsyncIterator[bytes]:
+    async def read(self, start: int) -> AsyncGenerator[bytes]:
         """Yields events from number `start` on, also those that are still to come."""
         while True:
             news = self._news
