@@ -42,7 +42,7 @@ OPTIONS = replace(
 )
 
 
-@pytest.fixture(scope="module", params=["llama"])
+@pytest.fixture(scope="module", params=["llama", "qwen35"])
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("drafts")
     if request.param == "llama":

@@ -245,6 +245,7 @@ def _largest_input(config: ModelConfig, limits: StepLimits) -> int:
         lora_tiles=most_tiles(limits.tokens, limits.adapters) if causal else 0,
         sums=limits.sequences,
         predictor=PredictorUse.FILL if config.predicts else PredictorUse.NONE,
+        checked=limits.sequences if config.has_states else 0,
     )
     if not causal:
         return StepLayout(shape).nbytes

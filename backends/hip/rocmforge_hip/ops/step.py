@@ -65,6 +65,10 @@ class StepShape:
     prefills: int  # sequences with several
     longest_prefill: int  # new tokens of the longest of those
     chunked: int = 0  # of those, in a model with states, with more than MAX_KEPT_STATES
+    # Where each token of a step that checks drafts is a sequence of its own (`run/checked_drafts`),
+    # the sequences as layers with states take them, and new tokens of the longest.
+    checked: int = 0
+    longest_checked: int = 0
     lora_tiles: int = 0  # of rows with one adapter: see `adapters.tile_rows`
     sums: int = 0  # ranges of hidden states
     predictor: PredictorUse = PredictorUse.NONE
@@ -160,6 +164,8 @@ class StepArrays(Generic[X]):
     prefills: X  # int32 [S], the sequences with several, those that are `chunked` last
     state_reads: X  # int32 [S], NO_SLOT of padding, and in models without states
     state_writes: X  # int32 [T], the same
+    checked_start: X  # int32 [checked + 1], as query_start, of `StepShape.checked`; or empty
+    checked_context: X  # int32 [checked], as context_len
     logit_rows: X  # int32 [L]
     temperature: X  # float32 [L]
     log_min_p: X  # float32 [L]
@@ -204,6 +210,8 @@ def _specs(shape: StepShape, lists: ListSizes) -> StepArrays[ArraySpec]:
         prefills=a_sequence,
         state_reads=a_sequence,
         state_writes=a_token,
+        checked_start=spec((shape.checked + 1 if shape.checked else 0,), "i4"),
+        checked_context=spec((shape.checked,), "i4"),
         logit_rows=ints,
         temperature=floats,
         log_min_p=floats,
@@ -265,9 +273,17 @@ class StepLayout:
         found: StepArrays[DeviceArray] = mapped(self._sections, Section, there)
         return found
 
-    def pack(self, step: StepInput, buffer: npt.NDArray[np.uint8]) -> None:
-        """Writes a step that is not larger than the shape; what is left over becomes padding."""
-        contents = leaves(_contents(step, self.shape), tuple)
+    def pack(
+        self, step: StepInput, buffer: npt.NDArray[np.uint8], whole: StepInput | None = None
+    ) -> None:
+        """Writes a step that is not larger than the shape; what is left over becomes padding.
+
+        Args:
+            step: The step.
+            buffer: Where it goes.
+            whole: The step as layers with states take it, if its sequences are others.
+        """
+        contents = leaves(_contents(step, whole or step, self.shape), tuple)
         for section, (values, padding) in zip(self._in_order, contents, strict=True):
             if not section.count:
                 continue
@@ -283,7 +299,7 @@ class StepLayout:
         target[:rows, :columns] = step.block_table[:, :columns]
 
 
-def _contents(step: StepInput, shape: StepShape) -> StepArrays[Content]:
+def _contents(step: StepInput, whole: StepInput, shape: StepShape) -> StepArrays[Content]:
     """Returns the values and the padding of every array but the block table."""
     new_tokens = np.diff(step.query_start)
     batch, nothing = step.sampling, np.zeros(0, np.int32)
@@ -307,8 +323,10 @@ def _contents(step: StepInput, shape: StepShape) -> StepArrays[Content]:
         context_len=(step.context_len, 0),
         decodes=(np.concatenate((decodes, padding)), 0),
         prefills=(prefills, 0),
-        state_reads=(step.state_reads, NO_SLOT),
-        state_writes=(step.state_writes, NO_SLOT),
+        state_reads=(whole.state_reads, NO_SLOT),
+        state_writes=(whole.state_writes, NO_SLOT),
+        checked_start=(whole.query_start, int(whole.query_start[-1])),
+        checked_context=(whole.context_len, 0),
         logit_rows=(step.logit_rows, 0),
         temperature=(batch.temperature, 0),
         log_min_p=(log_min_p, -np.inf),

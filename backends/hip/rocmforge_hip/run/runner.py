@@ -65,12 +65,14 @@ from rocmforge_hip.run.pipeline import Lane, Pipeline
 from rocmforge_hip.run.traffic import StepReads
 from rocmforge_hip.run.variant_choice import StepVariants
 from rocmforge_hip.weights.adapters import most_tiles, tile_rows
-from rocmforge_hip.weights.formats import Weight, ceil_div
+from rocmforge_hip.weights.formats import Weight, ceil_div, round_up
 from rocmforge_hip.weights.hosting import HostedLayer
 from rocmforge_hip.weights.products import Product
 
 MIN_GRAPH_BLOCKS: Final = 8
 """Blocks of the longest sequence that the smallest graphs have room for."""
+_CHECKED_TOKENS: Final = 8
+"""Of graphs that check drafts of models with states, tokens of a sequence: multiples of this."""
 _BUCKETS: Final = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 
 
@@ -296,11 +298,11 @@ class HipRunner:
             self._copies.before_step(step)
         whole, step = step, as_decodes(step, self._limits.sequences)
         needs = SamplingNeeds.of(step.sampling)
-        bucket = self._bucket(step)
+        bucket = self._bucket(step, whole)
         shape = bucket or exact_shape(step, self._use_of_predictor(step))
         layout, arrays = self._layout(shape, step, model, is_bucket=bucket is not None)
         self._check_size(step, layout, needs, model)
-        layout.pack(step, lane.inputs.bytes)
+        layout.pack(step, lane.inputs.bytes, whole)
         driver.record_event(lane.started, stream)
         is_masked_later = step.sampling.is_masked_later
         size = layout.masks.offset if is_masked_later else layout.nbytes
@@ -398,14 +400,21 @@ class HipRunner:
         prepare_predictor(config, weights, ops, step, hidden)  # writes to the place of these
         return forward
 
-    def _bucket(self, step: StepInput) -> StepShape | None:
-        """Returns the shape of the graph for a step of decodes, None for any other step."""
+    def _bucket(self, step: StepInput, whole: StepInput) -> StepShape | None:
+        """Returns the shape of the graph for a step of decodes, None for any other step.
+
+        Args:
+            step: The step.
+            whole: What it was before `as_decodes`.
+        """
         count = step.num_sequences
         if step.num_tokens != count or len(step.logit_rows) != count:
             return None
         if len(step.hidden_ranges) or len(step.embedding_tokens):
             return None
-        size = next(size for size in self._sizes if count <= size)
+        size = self._size_for(count)
+        checks_states = bool(len(whole.state_reads)) and step is not whole
+        longest = int(np.diff(whole.query_start).max())
         blocks = ceil_div(int(step.context_len.max()), BLOCK_TOKENS)
         most = ceil_div(self._limits.context, BLOCK_TOKENS)
         blocks = min(max(1 << (blocks - 1).bit_length(), MIN_GRAPH_BLOCKS), most)
@@ -419,7 +428,13 @@ class HipRunner:
             longest_prefill=0,
             lora_tiles=most_tiles(size, self._limits.adapters) if len(step.adapters) else 0,
             predictor=self._use_of_predictor(step),
+            checked=self._size_for(whole.num_sequences) if checks_states else 0,
+            longest_checked=_longest_checked(longest) if checks_states else 0,
         )
+
+    def _size_for(self, sequences: int) -> int:
+        """Returns the sequences of the smallest graph that has room for so many."""
+        return next(size for size in self._sizes if sequences <= size)
 
     def _use_of_predictor(self, step: StepInput) -> PredictorUse:
         if not self._model.config.predicts:
@@ -474,6 +489,11 @@ def _reads_new_keys(step: StepInput) -> bool:
     columns = step.positions[rows] // BLOCK_TOKENS
     written = step.slot_mapping[rows] // BLOCK_TOKENS
     return bool(((step.block_table[:, columns] == written).sum(axis=0) > 1).any())
+
+
+def _longest_checked(tokens: int) -> int:
+    """Returns the tokens of a sequence that a graph has room for which checks so many of one."""
+    return min(round_up(tokens, _CHECKED_TOKENS), MAX_KEPT_STATES)
 
 
 def graph_sizes(most: int) -> tuple[int, ...]:

@@ -170,6 +170,17 @@ def _columns(x: Activation, start: int, count: int) -> Activation:
 def _batches(step: DeviceStep) -> Iterator[RecurrentBatch]:
     """Yields the sequences with one new token, those with few, and those that chunks may take."""
     inputs, shape = step.inputs, step.shape
+    if shape.checked:  # sequences are numbered as the rows of decodes are
+        yield RecurrentBatch(
+            sequences=inputs.decodes.rows(0, shape.checked),
+            query_start=inputs.checked_start,
+            context_len=inputs.checked_context,
+            reads=inputs.state_reads,
+            writes=inputs.state_writes,
+            count=shape.checked,
+            longest=shape.longest_checked,
+        )
+        return
     few = shape.prefills - shape.chunked
     kinds = (
         (inputs.decodes, 0, shape.decodes, 1),
