@@ -1,9 +1,18 @@
 // GELU of what comes from one matrix product and goes to the next.
-#include "rf/gelu.h"
+#include "rf/gate.h"
 
 namespace rf {
 
 inline constexpr int kGeluThreads = 256;
+
+template <int kForm>
+__device__ __forceinline__ void gelu_halves(half* x, uint64_t count) {
+  const uint64_t index = (static_cast<uint64_t>(blockIdx.x) * kGeluThreads + threadIdx.x) * 8;
+  if (index >= count) return;
+  Vec<half, 8> values = load16(x + index);
+  for (int i = 0; i < 8; ++i) values[i] = to_half(gated(to_float(values[i]), 1.0f, kForm));
+  store16(x + index, values);
+}
 
 }  // namespace rf
 
@@ -11,9 +20,11 @@ inline constexpr int kGeluThreads = 256;
 // Grid: (ceil(count / 2048)), block 256.
 extern "C" __global__ __launch_bounds__(rf::kGeluThreads) void rf_gelu_half(rf::half* x,
                                                                             uint64_t count) {
-  const uint64_t index = (static_cast<uint64_t>(blockIdx.x) * rf::kGeluThreads + threadIdx.x) * 8;
-  if (index >= count) return;
-  rf::Vec<rf::half, 8> values = rf::load16(x + index);
-  for (int i = 0; i < 8; ++i) values[i] = rf::to_half(rf::gelu(rf::to_float(values[i])));
-  rf::store16(x + index, values);
+  rf::gelu_halves<rf::kGelu>(x, count);
+}
+
+// The same with the form that has tanh in it.
+extern "C" __global__ __launch_bounds__(rf::kGeluThreads) void rf_gelu_tanh_half(rf::half* x,
+                                                                                 uint64_t count) {
+  rf::gelu_halves<rf::kGeluTanh>(x, count);
 }

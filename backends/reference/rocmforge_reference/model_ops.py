@@ -220,7 +220,7 @@ class ReferenceOps:
         return ops.activate(gate, ActivationFunction.GELU_TANH) * own
 
     def gelu(self, x: Float32Array) -> Float32Array:
-        return ops.activate(x, ActivationFunction.GELU)
+        return ops.activate(x, self._config.activation)
 
     def rope_and_store(
         self,
@@ -437,6 +437,15 @@ class ReferenceOps:
 
     def tanh(self, x: Float32Array) -> Float32Array:
         return np.tanh(x)
+
+    def patches(self, step: Step) -> Float32Array:
+        return step.input.patches
+
+    def merge_rows(self, x: Float32Array, count: int) -> Float32Array:
+        return x.reshape(len(x) // count, -1)
+
+    def norm_sums(self, x: Float32Array, weight: Weight, count: int) -> Float32Array:
+        return ops.rms_norm(x / count, weight.values, self._config.norm_eps)
 
 
 def _advance(

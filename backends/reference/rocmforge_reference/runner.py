@@ -146,7 +146,7 @@ class ReferenceRunner:
         else:
             hidden = hidden_states(config, weights, ops, resolved)
             prepare_predictor(config, weights, ops, resolved, hidden)
-        found = sums(weights, ops, resolved, hidden) if len(step.hidden_ranges) else None
+        found = sums(config, weights, ops, resolved, hidden) if len(step.hidden_ranges) else None
         if not config.causal:
             return StepOutput(
                 step_id=step.step_id,

@@ -22,6 +22,7 @@ import numpy.typing as npt
 from rocmforge.models.checkpoint import Checkpoint
 from rocmforge.models.config import ModelConfig
 from rocmforge.models.lora import AdapterSpec
+from rocmforge.models.vision.config import ProcessorConfig
 
 UInt8Array = npt.NDArray[np.uint8]
 Int32Array = npt.NDArray[np.int32]
@@ -162,6 +163,11 @@ class StepInput:
     # vocabulary. Only for backends with `RunnerInfo.embedding_size`, which is D.
     embedding_tokens: Int32Array = field(default_factory=lambda: np.zeros(0, np.int32))  # [E]
     embedding_rows: Float32Array = field(  # [E, D]; [0, 0] if E is 0
+        default_factory=lambda: np.zeros((0, 0), np.float32)
+    )
+    # Of a tower, the patch at each token, whose id is its place in its tile. Hidden ranges are the
+    # patches of each row of embeddings, one range after the other: several of a sequence.
+    patches: Float32Array = field(  # [T, ModelConfig.patch_features]; [0, 0] of other models
         default_factory=lambda: np.zeros((0, 0), np.float32)
     )
 
@@ -358,6 +364,9 @@ class RunnerInfo:
     snapshots: int = 0  # of `state_slots`; the others are for `LoadOptions.running_slots`
     # Whether it computes steps with `StepInput.predicts`, and fills the predictor's cache in all.
     predicts: bool = False
+    # How images are prepared for the tower beside the model; None: it takes none. The engine says
+    # it, which loads both.
+    images: ProcessorConfig | None = None
 
     @property
     def block_bytes(self) -> int:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable
 
 from rocmforge.backend.protocol import MasksLate, Runner
 from rocmforge.engine.cache.tiers.tiers import CacheTiers
-from rocmforge.engine.constraint.compiling import CompilingRequests
 from rocmforge.engine.constraint.constraint import Constraint
 from rocmforge.engine.constraint.grammar import Compiled, Grammars
 from rocmforge.engine.constraint.guarded import GuardedConstraint
@@ -32,6 +31,9 @@ from rocmforge.engine.schedule.batch import build_masks, build_step, needs_masks
 from rocmforge.engine.schedule.chunks import Chunk
 from rocmforge.engine.schedule.limits import SchedulerLimits
 from rocmforge.engine.schedule.scheduler import Scheduler
+from rocmforge.engine.waiting.compiling import CompilingRequests
+from rocmforge.engine.waiting.held import HeldRequests
+from rocmforge.engine.waiting.images import Rows, WaitingImages
 from rocmforge.errors import EngineError, RocmForgeError
 
 logger = logging.getLogger(__name__)
@@ -58,6 +60,7 @@ class EngineCore:
         draft_runner: the loaded draft model; None = there is only prompt lookup, and the model's
             predictor if it has one.
         tiers: where blocks go that the runner's cache has no room for; None = nowhere.
+        images: makes rows of embeddings of images; None = there may be none.
     """
 
     def __init__(
@@ -69,12 +72,14 @@ class EngineCore:
         grammars: Grammars | None = None,
         draft_runner: Runner | None = None,
         tiers: CacheTiers | None = None,
+        images: WaitingImages | None = None,
     ) -> None:
         totals = self._totals = totals or Totals()
         self._runner = runner
         self._clock = clock
         self._grammars = grammars
         self._compiling = CompilingRequests(grammars) if grammars is not None else None
+        self._images = images
         self._late_masks = runner if isinstance(runner, MasksLate) else None
         self._tiers = tiers
         self._scheduler = Scheduler(
@@ -101,7 +106,8 @@ class EngineCore:
     @property
     def has_work(self) -> bool:
         """Whether `step` has anything to do without a new command."""
-        return bool(self._in_flight or self._compiling) or self._scheduler.has_work
+        is_busy = bool(self._in_flight or self._compiling or self._images)
+        return is_busy or self._scheduler.has_work
 
     def step(self, commands: Iterable[Command] = ()) -> StepReport:
         """Takes in commands, starts the next step and finishes the oldest one in flight.
@@ -181,8 +187,8 @@ class EngineCore:
     def _apply(self, commands: Iterable[Command]) -> list[TokenEvent]:
         now_ns = self._clock()
         events = self._scheduler.expire(now_ns)
-        if self._compiling is not None:
-            events += self._compiling.expire(now_ns)
+        for held in self._held:
+            events += held.expire(now_ns)
         for command in commands:
             event = None
             if isinstance(command, GenerateRequest):
@@ -195,9 +201,30 @@ class EngineCore:
                 self._grammars.forget(command.name)
             if event is not None:
                 events.append(event)
-        return events + self._admit_compiled(now_ns)
+        return events + self._admit_shown(now_ns) + self._admit_compiled(now_ns)
+
+    @property
+    def _held(self) -> tuple[HeldRequests[Compiled] | HeldRequests[Rows], ...]:
+        """The requests that are not the scheduler's yet."""
+        both = self._compiling, self._images
+        return tuple(held for held in both if held is not None)
 
     def _submit(self, request: GenerateRequest, now_ns: int) -> TokenEvent | None:
+        if request.prompt.images:
+            assert self._images is not None, "the client refuses what this engine cannot see"
+            self._images.add(request)
+            return None
+        return self._compile(request, now_ns)
+
+    def _admit_shown(self, now_ns: int) -> list[TokenEvent]:
+        """Has the tower go on, and passes requests on whose images are there."""
+        if not self._images:
+            return []
+        events: list[TokenEvent | None] = [*self._images.advance(now_ns)]
+        events += [self._compile(request, now_ns) for request in self._images.take_ready()]
+        return [event for event in events if event is not None]
+
+    def _compile(self, request: GenerateRequest, now_ns: int) -> TokenEvent | None:
         if not request.sampling.grammar:
             return self._add(request, None, now_ns)
         assert self._compiling is not None, "the client refuses what this engine cannot constrain"
@@ -206,15 +233,15 @@ class EngineCore:
 
     def _cancel(self, request_id: int, now_ns: int) -> TokenEvent | None:
         event = self._scheduler.cancel(request_id, now_ns)
-        if event is None and self._compiling is not None:
-            event = self._compiling.cancel(request_id, now_ns)
+        for held in self._held:
+            event = event or held.cancel(request_id, now_ns)
         return event
 
     def _admit_compiled(self, now_ns: int) -> list[TokenEvent]:
         """Hands requests whose grammar is there to the scheduler."""
         if not self._compiling:
             return []
-        if not self._in_flight and not self._scheduler.has_work:
+        if not (self._in_flight or self._images or self._scheduler.has_work):
             self._compiling.wait(_IDLE_WAIT_S)
         ready = [self._add(*held, now_ns) for held in self._compiling.take_ready()]
         return [event for event in ready if event is not None]
@@ -258,8 +285,8 @@ class EngineCore:
         self._in_flight.clear()
         now_ns = self._clock()
         events = self._scheduler.fail_all(message, now_ns)
-        if self._compiling is not None:
-            events += self._compiling.fail_all(message, now_ns)
+        for held in self._held:
+            events += held.fail_all(message, now_ns)
         return Fatal(message=message, events=tuple(events))
 
     def check_integrity(self) -> None:

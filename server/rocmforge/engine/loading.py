@@ -16,6 +16,8 @@ from rocmforge.engine.draft.draft_memory import both, draft_blocks, draft_option
 from rocmforge.engine.ipc.messages import Start
 from rocmforge.errors import RocmForgeError
 from rocmforge.models.checkpoint import Checkpoint
+from rocmforge.models.config import ModelConfig
+from rocmforge.models.vision.config import ProcessorConfig
 from rocmforge.opening import check_unchanged, open_checkpoint
 
 
@@ -26,13 +28,23 @@ class Loaded:
     choice: BackendChoice
     runner: Runner
     draft: Runner | None
+    tower: Runner | None = None
+    images: ProcessorConfig | None = None  # how they are prepared for the tower
     notes: tuple[str, ...] = ()  # of the model, beside its runner's
     fingerprint: bytes = b""  # of the model, 32 bytes; b"" = nobody wants to know
 
     @property
     def info(self) -> RunnerInfo:
         """The model's, with what an operator should know of it and of the draft model."""
-        info = replace(self.runner.info, notes=(*self.notes, *self.runner.info.notes))
+        info = replace(
+            self.runner.info,
+            notes=(*self.notes, *self.runner.info.notes),
+            images=None if self.tower is None else self.images,
+        )
+        if self.tower is not None:
+            size = self.tower.info.weights_bytes / (1 << 20)
+            note = f"tower        {size:,.0f} MiB of weights, a tile of an image at a time"
+            info = replace(info, notes=(*info.notes, note))
         if self.draft is None:
             return info
         draft = self.draft.info
@@ -46,9 +58,10 @@ class Loaded:
 
     def close(self) -> None:
         """Frees everything."""
-        if self.draft is not None:
-            with suppress(RocmForgeError):  # of a device that failed before; the model's says so
-                self.draft.close()
+        for other in (self.draft, self.tower):
+            if other is not None:
+                with suppress(RocmForgeError):  # of a device that failed; the model's says so
+                    other.close()
         self.runner.close()
 
 
@@ -63,13 +76,21 @@ def load(start: Start, progress: ProgressCallback) -> Loaded:
     if start.identity is not None:
         check_unchanged(path, start.identity)
     progress("reading the header", 0.0)
-    with ExitStack() as opened:
+    with ExitStack() as opened, ExitStack() as loading:
         model = opened.enter_context(
             open_checkpoint(path, start.options.adapters, predicts=start.predicts)
         )
         draft = None
         if start.draft is not None:
             draft = opened.enter_context(open_checkpoint(Path(start.draft)))
+        tower = None
+        if model.tower is not None:  # before the model, whose cache takes what is left
+            tower = choice.backend.load(
+                model.tower,
+                tower_options(start.options, model.tower.config),
+                lambda stage, share: progress(f"tower: {stage}", share),
+            )
+            loading.callback(tower.close)
         options = _with_context(choice.backend, model, draft, start.options)
         if draft is None:
             loaded = Loaded(choice, choice.backend.load(model, options, progress), None)
@@ -77,10 +98,25 @@ def load(start: Start, progress: ProgressCallback) -> Loaded:
             loaded = _load_both(choice, model, draft, options, progress)
         if start.tiers.folder is not None:
             loaded = replace(loaded, fingerprint=fingerprint_of(model, loaded.runner.info, options))
+        if tower is not None and model.vision is not None:
+            loaded = replace(loaded, tower=tower, images=model.vision.processor)
+        loading.pop_all()
         if options.max_context == start.options.max_context:
             return loaded
         trained = start.options.max_context
         return replace(loaded, notes=(context_note(options.max_context, trained),))
+
+
+def tower_options(options: LoadOptions, tower: ModelConfig) -> LoadOptions:
+    """Returns the options of a tower: on the first device of the model, for a tile at a time."""
+    return replace(
+        draft_options(options),
+        max_context=tower.max_context,
+        least_context=None,
+        max_sequences=1,
+        max_batched_tokens=tower.max_context,
+        kv_blocks=None,
+    )
 
 
 def _with_context(

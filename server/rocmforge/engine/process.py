@@ -33,9 +33,11 @@ from rocmforge.engine.ipc.messages import (
     Start,
     describe_error,
 )
+from rocmforge.engine.ipc.totals import Totals
 from rocmforge.engine.ipc.wire import FrameReader, encode
 from rocmforge.engine.loading import Loaded, load
 from rocmforge.engine.schedule.limits import SchedulerLimits
+from rocmforge.engine.waiting.images import WaitingImages
 from rocmforge.errors import BackendError, OutOfMemory, RocmForgeError
 from rocmforge.logs import set_up_logging
 
@@ -141,7 +143,14 @@ def run(start: Start, channel: Channel) -> int:
         channel.send(describe_error(_typed(error, "load")))
         return 1
     core = EngineCore(
-        runner, limits, time.monotonic_ns, start.totals, grammars, loaded.draft, tiers
+        runner,
+        limits,
+        time.monotonic_ns,
+        start.totals,
+        grammars,
+        loaded.draft,
+        tiers,
+        _images(loaded, start.totals),
     )
     gc.collect()
     gc.freeze()  # what loading made is here to stay: the collector need not look at it again
@@ -160,6 +169,13 @@ def run(start: Start, channel: Channel) -> int:
             tiers.close()
         loaded.close()
     return 0
+
+
+def _images(loaded: Loaded, totals: Totals) -> WaitingImages | None:
+    """Returns what makes rows of images, if the model takes some."""
+    if loaded.tower is None or loaded.images is None:
+        return None
+    return WaitingImages(loaded.tower, loaded.images, totals)
 
 
 def _typed(error: Exception, call: str) -> RocmForgeError:

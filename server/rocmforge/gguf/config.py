@@ -37,8 +37,9 @@ def read_config(file: GgufFile) -> ModelConfig:
             str(file.path), f"it is not a model. Serve its base model with --lora NAME={file.path}"
         )
     architecture = file.get_str(Keys.General.ARCHITECTURE)
-    if architecture not in FAMILIES:
-        raise UnsupportedArchitecture(architecture, tuple(FAMILIES))
+    known = tuple(name for name, family in FAMILIES.items() if not family.is_tower)
+    if architecture not in known:
+        raise UnsupportedArchitecture(architecture, known)
     reader = ConfigReader if FAMILIES[architecture].causal else EncoderConfigReader
     return reader(file).read()
 

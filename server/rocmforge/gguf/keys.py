@@ -43,7 +43,9 @@ class KeyReader:
         self._name = file.get_str("general.architecture")
         self._family = FAMILIES[self._name]
         self._known = tuple(
-            name for name, family in FAMILIES.items() if family.causal == self._family.causal
+            name
+            for name, family in FAMILIES.items()
+            if family.causal == self._family.causal and not family.is_tower
         )
 
     def _key(self, suffix: str) -> str:

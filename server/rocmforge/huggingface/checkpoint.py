@@ -28,18 +28,22 @@ from rocmforge.huggingface.tokenizer import (
     read_templates,
     read_tokenizer,
 )
+from rocmforge.huggingface.towers.config import read_tower
+from rocmforge.huggingface.towers.opening import has_tower, open_tower
 from rocmforge.huggingface.weights import Locator, read_weights, tensors_of
 from rocmforge.models.checkpoint import Checkpoint, Contents, Identity
 from rocmforge.models.config import ModelConfig, with_predictor
 from rocmforge.models.families import FAMILIES
 from rocmforge.models.pooling import PoolingType
 from rocmforge.models.rope import RopeFactors
+from rocmforge.models.vision.config import VisionConfig
 from rocmforge.models.weights import check_weights
 
 GENERATION: Final = "generation_config.json"
 _DESCRIBING: Final = (
     *(CONFIG, GENERATION, TOKENIZER, "tokenizer_config.json", "special_tokens_map.json"),
     *("chat_template.jinja", "chat_template.json", "modules.json"),
+    *("preprocessor_config.json", "processor_config.json"),
     *("config_sentence_transformers.json", SENTENCEPIECE, "added_tokens.json"),
 )
 _MAX_BYTES: Final = 256 << 20
@@ -116,6 +120,7 @@ class _Opened:
         check_weights(model, weights, name_of)
         # What the checkpoint keeps must not keep the files mapped.
         config, generation = self._config, folder.json(GENERATION)
+        vision, tower = self._tower(model)
         return Checkpoint(
             path=folder.path,
             size_bytes=sum(len(file.map) for file in self._files),
@@ -129,8 +134,10 @@ class _Opened:
             identify=lambda: identify_folder(folder.path),
             rank_instruction=read_instruction(folder),
             sampling=read_sampling(generation),
+            vision=vision,
+            tower=tower,
             locate=Locator(self._files),
-            release=weights.clear,
+            release=weights.clear if tower is None else _both(weights.clear, tower.release),
         )
 
     def _decoder(
@@ -176,6 +183,16 @@ class _Opened:
         weights = read_weights(model, self._files, names, first_position=first)
         return model, RopeFactors(), names, weights
 
+    def _tower(self, model: ModelConfig) -> tuple[VisionConfig | None, Checkpoint | None]:
+        """Returns how the model takes images, and its tower; text parts alone have none."""
+        folder = self._folder
+        found = read_tower(self._config, folder, model.hidden_size)
+        if found is None or not has_tower(self._files):
+            return None, None
+        vision, config = found
+        tower = open_tower(config, folder, self._files, lambda: identify_folder(folder.path))
+        return vision, tower
+
     def _has_projection(self, names: NameTable) -> bool:
         """Returns whether the files have a predictor."""
         stored = (info.name for file in self._files for info in file.tensors)
@@ -193,6 +210,14 @@ class _Opened:
         stored = [info.name for file in self._files for info in file.tensors]
         prefix = names.prefix_of(stored)
         return lambda place: names.name_of(place, prefix)
+
+
+def _both(first: Callable[[], None], second: Callable[[], None]) -> Callable[[], None]:
+    def call() -> None:
+        first()
+        second()
+
+    return call
 
 
 def describe_folder(path: Path) -> Contents:

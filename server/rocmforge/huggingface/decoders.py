@@ -198,7 +198,8 @@ _NEMOTRON_WORDS: Final = {
 
 DECODERS: Final[Mapping[str, DecoderType]] = MappingProxyType(
     {
-        "llama": DecoderType(architecture="llama"),
+        # With images: the row of their text part is taken.
+        **dict.fromkeys(("llama", "idefics3", "smolvlm"), DecoderType(architecture="llama")),
         "mistral": _MISTRAL,
         "mistral3": _MISTRAL,  # with images: the row of its text part is taken
         "ministral3": DecoderType(

@@ -116,7 +116,7 @@ class NameTable:
         """Returns a name for a weight of ours, for messages about one that is missing."""
         for theirs, ours in self.model.items():
             if ours == place:
-                return ("" if theirs == "lm_head.weight" else prefix) + theirs
+                return ("" if theirs.startswith(("lm_head.", "model.")) else prefix) + theirs
         if place.startswith("layers."):
             _, index, part = place.split(".", 2)
             stem = self.layer.pattern.replace(r"(\d{1,4})", index).replace("\\", "")
@@ -126,7 +126,7 @@ class NameTable:
         return place
 
 
-def _weights(*names: tuple[str, str], bias: bool = True) -> dict[str, tuple[str, ...]]:
+def weights_and_biases(*names: tuple[str, str], bias: bool = True) -> dict[str, tuple[str, ...]]:
     """Returns rows for `NAME.weight` and, as `OURS_bias`, `NAME.bias`."""
     rows: dict[str, tuple[str, ...]] = {}
     for theirs, ours in names:
@@ -136,14 +136,14 @@ def _weights(*names: tuple[str, str], bias: bool = True) -> dict[str, tuple[str,
     return rows
 
 
-_ATTENTION: Final = _weights(
+_ATTENTION: Final = weights_and_biases(
     ("self_attn.q_proj", "attention.q"),
     ("self_attn.k_proj", "attention.k"),
     ("self_attn.v_proj", "attention.v"),
     ("self_attn.o_proj", "attention.output"),
 )
 _LATENT: Final = {
-    **_weights(
+    **weights_and_biases(
         ("self_attn.q_proj", "latent.q"),
         ("self_attn.q_a_proj", "latent.q_a"),
         ("self_attn.q_a_layernorm", "latent.q_norm"),
@@ -156,7 +156,7 @@ _LATENT: Final = {
 }
 _DECODER_PARTS: Final = {
     **_ATTENTION,
-    **_weights(
+    **weights_and_biases(
         ("self_attn.q_norm", "attention.q_norm"),
         ("self_attn.k_norm", "attention.k_norm"),
         ("self_attn.query_layernorm", "attention.q_norm"),
@@ -170,7 +170,7 @@ _DECODER_PARTS: Final = {
     "self_attn.qkv_proj.weight": ("attention.q", "attention.k", "attention.v"),
     "mlp.gate_up_proj.weight": ("feed_forward.gate", "feed_forward.up"),
     # Experts: of Qwen, as their makers publish them and as Transformers 5 has them; of Mixtral.
-    **_weights(
+    **weights_and_biases(
         ("mlp.gate", "experts.router"),
         ("mlp.gate.wg", "experts.router"),  # of Hunyuan
         ("mlp.experts.gate_proj", "experts.gate"),
@@ -183,7 +183,7 @@ _DECODER_PARTS: Final = {
         bias=False,
     ),
     # The network beside the experts, as Qwen 2 calls it, as Hunyuan, and as all others do.
-    **_weights(
+    **weights_and_biases(
         ("mlp.shared_expert.gate_proj", "experts.shared.gate"),
         ("mlp.shared_expert.up_proj", "experts.shared.up"),
         ("mlp.shared_expert.down_proj", "experts.shared.down"),
@@ -203,14 +203,14 @@ _DECODER_PARTS: Final = {
     "mlp.experts.down_proj": ("experts.down",),
 }
 # The norms around the feed-forward network, by those who have one before it and those with four.
-_ONE_NORM: Final = _weights(("post_attention_layernorm", "feed_forward_norm"), bias=False)
-_GEMMA_NORMS: Final = _weights(
+_ONE_NORM: Final = weights_and_biases(("post_attention_layernorm", "feed_forward_norm"), bias=False)
+_GEMMA_NORMS: Final = weights_and_biases(
     ("post_attention_layernorm", "attention_post_norm"),
     ("pre_feedforward_layernorm", "feed_forward_norm"),
     ("post_feedforward_layernorm", "feed_forward_post_norm"),
     bias=False,
 )
-_GLM_NORMS: Final = _weights(
+_GLM_NORMS: Final = weights_and_biases(
     ("post_self_attn_layernorm", "attention_post_norm"),
     ("post_attention_layernorm", "feed_forward_norm"),
     ("post_mlp_layernorm", "feed_forward_post_norm"),
@@ -222,7 +222,7 @@ _GPT_OSS_PARTS: Final = MappingProxyType(
     {
         **_ATTENTION,
         **_ONE_NORM,
-        **_weights(("mlp.router", "experts.router")),
+        **weights_and_biases(("mlp.router", "experts.router")),
         "input_layernorm.weight": ("attention_norm",),
         "self_attn.sinks": ("attention.sinks",),
         # Experts as `unpack_experts` leaves them.
@@ -238,7 +238,10 @@ _GPT_OSS_PARTS: Final = MappingProxyType(
 def _decoder(norms: Mapping[str, tuple[str, ...]]) -> NameTable:
     return NameTable(
         # With images: first as Transformers 4 wrote them, then as since then.
-        prefixes=("language_model.model.", "model.language_model.", "language_model.", "model."),
+        prefixes=(
+            *("language_model.model.", "model.language_model.", "language_model."),
+            *("model.text_model.", "model."),
+        ),
         layer=re.compile(r"layers\.(\d{1,4})\."),
         parts=MappingProxyType({**_DECODER_PARTS, **norms}),
         model=MappingProxyType(
@@ -250,6 +253,7 @@ def _decoder(norms: Mapping[str, tuple[str, ...]]) -> NameTable:
         ),
         left_out=re.compile(
             r"^(model\.)?(vision_tower|multi_modal_projector|visual|mtp)\."
+            r"|^(model\.)?(vision_model|connector)\."
             r"|^(model\.)?(audio_tower|embed_vision|embed_audio)\."
             r"|\.rotary_emb\.inv_freq$"
         ),
@@ -259,7 +263,7 @@ def _decoder(norms: Mapping[str, tuple[str, ...]]) -> NameTable:
 _LIQUID_PARTS: Final = MappingProxyType(
     {
         **_DECODER_PARTS,
-        **_weights(
+        **weights_and_biases(
             ("conv.in_proj", "convolution.input"),
             ("conv.conv", "convolution.filter"),
             ("conv.out_proj", "convolution.output"),
@@ -289,7 +293,7 @@ _DELTA_PARTS: Final = MappingProxyType(
         **_DECODER_PARTS,
         **_ONE_NORM,
         "self_attn.q_proj.weight": ("attention.q", "attention.gate"),
-        **_weights(
+        **weights_and_biases(
             ("linear_attn.in_proj_qkv", "delta.mixed"),
             ("linear_attn.in_proj_z", "delta.gate"),
             ("linear_attn.in_proj_a", "delta.alpha"),
@@ -308,7 +312,7 @@ _DELTA_PARTS: Final = MappingProxyType(
 
 
 _MAMBA: Final = {
-    **_weights(
+    **weights_and_biases(
         ("in_proj", "mamba.input"),
         ("conv1d", "mamba.filter"),
         ("norm", "mamba.norm"),
@@ -356,7 +360,7 @@ _NEMOTRON: Final = NameTable(
                 for name, parts in _ATTENTION.items()
                 if name.endswith("weight")
             },
-            **_weights(
+            **weights_and_biases(
                 ("mixer.up_proj", "feed_forward.up"),
                 ("mixer.down_proj", "feed_forward.down"),
                 ("mixer.gate", "experts.router"),
@@ -392,7 +396,7 @@ def _liquid() -> NameTable:
 def _gemma4() -> NameTable:
     parts = {
         **_GEMMA_NORMS,
-        **_weights(
+        **weights_and_biases(
             ("router.proj", "experts.router"),
             ("pre_feedforward_layernorm_2", "experts.norm"),
             ("post_feedforward_layernorm_1", "experts.dense_post_norm"),
@@ -460,7 +464,7 @@ _EMBEDDINGS: Final = {
     "emb_ln.weight": "embedding.norm",
     "emb_ln.bias": "embedding.norm_bias",
 }
-_BERT_ATTENTION: Final = _weights(
+_BERT_ATTENTION: Final = weights_and_biases(
     ("attention.self.query", "attention.q"),
     ("attention.self.key", "attention.k"),
     ("attention.self.value", "attention.v"),
@@ -481,7 +485,7 @@ _BERT: Final = NameTable(
     parts=MappingProxyType(
         {
             **_BERT_ATTENTION,
-            **_weights(
+            **weights_and_biases(
                 ("intermediate.dense", "feed_forward.up"),
                 ("output.dense", "feed_forward.down"),
                 ("output.LayerNorm", "feed_forward_norm"),
@@ -504,7 +508,7 @@ _JINA: Final = replace(
     parts=MappingProxyType(
         {
             **_BERT_ATTENTION,
-            **_weights(
+            **weights_and_biases(
                 ("attention.self.layer_norm_q", "attention.q_norm"),
                 ("attention.self.layer_norm_k", "attention.k_norm"),
                 ("layer_norm_1", "attention_norm_2"),
@@ -526,7 +530,7 @@ _NOMIC: Final = replace(
     parts=MappingProxyType(
         {
             **_ATTENTION,
-            **_weights(
+            **weights_and_biases(
                 ("mlp.gate_proj", "feed_forward.gate"),
                 ("mlp.up_proj", "feed_forward.up"),
                 ("mlp.down_proj", "feed_forward.down"),
@@ -550,7 +554,7 @@ _MODERN: Final = replace(
     layer=re.compile(r"layers\.(\d{1,4})\."),
     parts=MappingProxyType(
         {
-            **_weights(
+            **weights_and_biases(
                 ("attn_norm", "attention_norm"),
                 ("attn.Wo", "attention.output"),
                 ("mlp_norm", "feed_forward_norm"),

@@ -27,6 +27,9 @@ Size = Literal[
     "num_scores",
     "predictor_size",
     "predictor_inputs",
+    "patch_features",
+    "merged_features",
+    "output_size",
     # Of a layer.
     "num_heads",
     "query_features",
@@ -390,13 +393,37 @@ class Predictor(Generic[W]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Patches(Generic[W]):
+    """The matrix that a tower multiplies patches of images with."""
+
+    matrix: W = field(metadata=whole("hidden_size", "patch_features"))
+    bias: W | None = field(default=None, metadata=whole("hidden_size"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Projector(Generic[W]):
+    """The end of a tower: the way from its hidden states to the embeddings of the model beside it.
+
+    It multiplies those of several patches side by side, or the norm by root mean square of their
+    mean.
+    """
+
+    norm: W | None = field(default=None, metadata=whole("hidden_size"))
+    matrix: W = field(metadata=whole("output_size", "merged_features"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelWeights(Generic[W]):
     """All weights of a model."""
 
+    # Of a tower: its tokens are the places of patches in their tile.
     embedding: Embedding[W] = field(metadata={BLOCK: Embedding})
+    patches: Patches[W] | None = field(default=None, metadata={BLOCK: Patches})
     layers: tuple[Layer[W], ...] = field(metadata={LAYERS: Layer})
     output_norm: W | None = field(default=None, metadata=whole("hidden_size"))
+    output_norm_bias: W | None = field(default=None, metadata=whole("hidden_size"))
     # That of a model without a matrix of its own is `embedding.token` itself.
     output: W | None = field(default=None, metadata=column("vocab_size", "hidden_size"))
     head: Head[W] | None = field(default=None, metadata={BLOCK: Head})
     predictor: Predictor[W] | None = field(default=None, metadata={BLOCK: Predictor})
+    projector: Projector[W] | None = field(default=None, metadata={BLOCK: Projector})

@@ -417,6 +417,16 @@ class LayerConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TowerConfig:
+    """The ends of a network that makes rows of embeddings of images."""
+
+    patch_features: int  # numbers of a patch
+    merged: int  # patches of a row, which follow each other
+    averages: bool = False  # a row is made of the mean of their hidden states, not of each
+    embedding_size: int  # elements of a row: the hidden size of the model beside it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
     """Everything about a transformer except its weights."""
 
@@ -443,6 +453,19 @@ class ModelConfig:
     pooling: PoolingType  # what it was trained for; NONE of decoders whose file does not say
     num_scores: int = 0  # of the classification head
     predicts: bool = False  # the last of the layers is that of its predictor
+    tower: TowerConfig | None = None  # then its tokens are the places of patches in their tile
+
+    @property
+    def patch_features(self) -> int:
+        """Numbers of a patch of an image; 0: it is no tower."""
+        return 0 if self.tower is None else self.tower.patch_features
+
+    @property
+    def merged_features(self) -> int:
+        """Features that a tower makes a row of embeddings of; 0: it is none."""
+        if self.tower is None:
+            return 0
+        return self.hidden_size * (1 if self.tower.averages else self.tower.merged)
 
     @property
     def predictor_size(self) -> int:
@@ -478,7 +501,11 @@ class ModelConfig:
     @property
     def output_size(self) -> int:
         """Numbers that a step returns for each range of tokens."""
-        return self.num_scores or self.hidden_size
+        return (
+            self.num_scores or self.hidden_size
+            if self.tower is None
+            else (self.tower.embedding_size)
+        )
 
 
 def with_predictor(config: ModelConfig) -> ModelConfig:

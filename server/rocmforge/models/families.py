@@ -67,6 +67,11 @@ class ModelFamily:
         return "predictor.projection" in self.has
 
     @property
+    def is_tower(self) -> bool:
+        """Whether it reads images, for a model beside it."""
+        return "patches.matrix" in self.has
+
+    @property
     def is_latent(self) -> bool:
         """Whether its layers have multi-head latent attention."""
         return "latent.kv_a" in self.has
@@ -333,6 +338,20 @@ FAMILIES: Final[Mapping[str, ModelFamily]] = MappingProxyType(
             activation=ActivationFunction.GELU,
             window_period=3,
             local_theta_default=10000.0,
+        ),
+        # The tower of Zhai et al. 2023, arXiv:2303.15343, and what each family puts behind it.
+        "siglip": ModelFamily(
+            has=_ATTENTION
+            | _BIASES
+            | {"patches.matrix", "patches.bias", "projector.matrix"}
+            | {"attention_norm", "attention_norm_bias", "feed_forward_norm"}
+            | {"feed_forward_norm_bias", "feed_forward.up_bias", "feed_forward.down_bias"}
+            | {"output_norm", "output_norm_bias"},
+            may_have=frozenset({"projector.norm"}),
+            causal=False,
+            norm=NormKind.LAYER,
+            activation=ActivationFunction.GELU_TANH,
+            has_rope=False,
         ),
         # Günther et al. 2023, arXiv:2310.19923.
         "jina-bert-v2": ModelFamily(

@@ -135,9 +135,12 @@ def as_declared(tensor: Tensor, place: WeightPlace) -> Tensor:
     """Returns a tensor without the axis of one that a file has and the weight has not.
 
     That is the first of a vector, and the second of the filter of a convolution. Vectors of Mamba-2
-    may have others, as one of groups.
+    may have others, as one of groups. Patches have colours, rows and columns.
     """
     shape, num_axes = tensor.shape, len(place.declared.shape)
+    if place.name == "patches.matrix" and len(shape) == 4:
+        rows = tensor.data.reshape(shape[0], -1)
+        return replace(tensor, shape=(shape[0], prod(shape[1:])), data=rows)
     if len(shape) != num_axes + 1:
         return tensor
     if num_axes == 1 and (shape[0] == 1 or place.name.startswith("mamba.")):

@@ -159,6 +159,7 @@ PLANTED = (
     ("norm_projection", "rf_layer_norm_half"),
     ("add_then_norm", "rf_add_layer_norm"),
     ("gelu", "rf_gelu_half"),
+    ("image rows", "rf_gemm_*"),
     ("sigmoid_gate", "rf_sigmoid_gate"),
     ("store_hidden", "rf_store_hidden"),
     ("beside_hidden", "rf_beside_hidden"),

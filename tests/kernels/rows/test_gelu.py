@@ -1,4 +1,4 @@
-"""rf_gelu_half: x * Phi(x), against math.erf in float64."""
+"""rf_gelu_half: x * Phi(x), against math.erf in float64; and its form with tanh."""
 
 from __future__ import annotations
 
@@ -22,8 +22,14 @@ COUNTS = {
 }
 
 
-def expected(x: Array) -> Array:
-    return ops.activate(x.astype(np.float64), ActivationFunction.GELU)
+FORMS = {
+    "rf_gelu_half": ActivationFunction.GELU,
+    "rf_gelu_tanh_half": ActivationFunction.GELU_TANH,
+}
+
+
+def expected(kernel: str, x: Array) -> Array:
+    return ops.activate(x.astype(np.float64), FORMS[kernel])
 
 
 def values(count: int) -> Array:
@@ -31,19 +37,21 @@ def values(count: int) -> Array:
     return np.random.default_rng(1).permutation(np.linspace(-7, 7, count)).astype(np.float32)
 
 
+@pytest.mark.parametrize("kernel", FORMS)
 @pytest.mark.parametrize("count", COUNTS.values(), ids=COUNTS.keys())
-def test_halves_in_place(device: Device, count: int) -> None:
+def test_halves_in_place(device: Device, kernel: str, count: int) -> None:
     x = values(count).astype(np.float16)
     there = device.upload(x)
-    device.launch("rf_gelu_half", there, np.uint64(count), grid=-(-count // 2048), block=256)
-    check(there.get(), expected(x), rtol=6e-4, atol=6e-7)
+    device.launch(kernel, there, np.uint64(count), grid=-(-count // 2048), block=256)
+    check(there.get(), expected(kernel, x), rtol=6e-4, atol=6e-7)
 
 
-def test_large_values_and_nans(device: Device) -> None:
+@pytest.mark.parametrize("kernel", FORMS)
+def test_large_values_and_nans(device: Device, kernel: str) -> None:
     x = np.zeros(32, np.float16)
     x[:5] = [65504, -65504, 100, -100, np.nan]
     there = device.upload(x)
-    device.launch("rf_gelu_half", there, np.uint64(32), grid=1, block=256)
+    device.launch(kernel, there, np.uint64(32), grid=1, block=256)
     got = there.get()
     assert got[:4].tolist() == [65504, 0, 100, 0]
     assert np.isnan(got).tolist() == [False] * 4 + [True] + [False] * 27

@@ -11,7 +11,9 @@ from rocmforge.engine.core import EngineCore
 from rocmforge.engine.ipc.messages import Command
 from rocmforge.engine.ipc.params import GenerateRequest, SamplingParams, TokenEvent, TokenLogprob
 from rocmforge.engine.ipc.prompt import Prompt, token_prompt
+from rocmforge.engine.ipc.totals import Totals
 from rocmforge.engine.schedule.limits import SchedulerLimits
+from rocmforge.engine.waiting.images import WaitingImages
 from tests.support.fake_backend import FakeConfig, make_runner
 
 
@@ -88,6 +90,8 @@ class Bench:
         *,
         draft: FakeConfig | None = None,
         grammars: Grammars | None = None,
+        images: WaitingImages | None = None,
+        totals: Totals | None = None,
     ) -> None:
         chosen = scheduler_limits or limits()
         sizes = (4096, chosen.max_sequences, chosen.max_batched_tokens)
@@ -95,7 +99,13 @@ class Bench:
         self.runner = make_runner(config or FakeConfig(), *sizes)
         self.draft = None if draft is None else make_runner(draft, *sizes)
         self.core = EngineCore(
-            self.runner, chosen, self.clock, grammars=grammars, draft_runner=self.draft
+            self.runner,
+            chosen,
+            self.clock,
+            totals,
+            grammars=grammars,
+            draft_runner=self.draft,
+            images=images,
         )
         self.results: dict[int, Result] = {}
 

@@ -124,6 +124,7 @@ def measure(
         sequences=max(options.max_sequences, min(1 + options.draft_tokens, most)),
         context=options.context_of(config),
         adapters=len(adapters),
+        merged=0 if config.tower is None else config.tower.merged,
     )
     stacks = plan_adapters(weights, adapters)
     layers = config.layers if config.causal else ()
@@ -243,7 +244,7 @@ def _largest_input(config: ModelConfig, limits: StepLimits) -> int:
         prefills=limits.sequences,
         longest_prefill=limits.tokens,
         lora_tiles=most_tiles(limits.tokens, limits.adapters) if causal else 0,
-        sums=limits.sequences,
+        sums=limits.sums,
         predictor=PredictorUse.FILL if config.predicts else PredictorUse.NONE,
         checked=limits.sequences if config.has_states else 0,
     )

@@ -209,7 +209,8 @@ class ActivationArrays(Generic[X]):
     # Of other models.
     pooled: Forms[X] | None = None  # [P, hidden_size], sums of hidden states
     dense: Forms[X] | None = None  # [P, hidden_size]
-    scores: Forms[X] | None = None  # [P, num_scores]
+    scores: Forms[X] | None = None  # [P, num_scores], or rows of embeddings of images
+    patches: Forms[X] | None = None  # [T, patch_features]
 
     def product(self, product: Product) -> Forms[X]:
         """Returns the activation that a product is written to."""
@@ -245,6 +246,12 @@ class StepLimits:
     sequences: int
     context: int  # tokens of one sequence
     adapters: int = 0  # that a sequence may have one of
+    merged: int = 0  # patches of a row of embeddings, of a tower
+
+    @property
+    def sums(self) -> int:
+        """Ranges of hidden states."""
+        return self.tokens // self.merged if self.merged else self.sequences
 
     @property
     def rows(self) -> int:
@@ -458,7 +465,7 @@ def _without_cache(
     limits: StepLimits,
     geometry: Geometry,
 ) -> ActivationArrays[ArraySpec]:
-    hidden_size, has_head = config.hidden_size, config.num_scores > 0
+    hidden_size = config.hidden_size
 
     def forms(
         rows: int, features: int, *, f32: bool = False, f16: bool = False
@@ -468,7 +475,8 @@ def _without_cache(
             f16=spec((rows, features), "f2") if f16 else None,
         )
 
-    tokens, pools = limits.tokens, limits.sequences
+    tokens, pools, tower = limits.tokens, limits.sums, config.tower
+    has_dense, has_scores = config.num_scores > 0, config.num_scores > 0 or tower is not None
     qkv = {
         product: forms(tokens, features, f16=True)
         for product, features in _qkv_features(weights).items()
@@ -479,12 +487,13 @@ def _without_cache(
         qkv_2=qkv.get(Product.QKV_2),
         qkv_3=qkv.get(Product.QKV_3),
         qkv_4=None,
-        attended=forms(tokens, hidden_size, f16=True),
+        attended=forms(tokens, max(map(_attended_features, config.layers)), f16=True),
         delta=forms(tokens, hidden_size, f32=True),
         intermediate=forms(tokens, _most_intermediate(config), f16=True),
-        pooled=forms(pools, hidden_size, f32=True, f16=has_head),
-        dense=forms(pools, hidden_size, f32=True, f16=True) if has_head else None,
-        scores=forms(pools, config.num_scores, f32=True) if has_head else None,
+        pooled=forms(pools, hidden_size, f32=True, f16=has_scores),
+        dense=forms(pools, hidden_size, f32=True, f16=True) if has_dense else None,
+        scores=forms(pools, config.output_size, f32=True) if has_scores else None,
+        patches=forms(tokens, config.patch_features, f16=True) if tower is not None else None,
         gemm_partial=geometry.gemm_scratch(),
         arrived=spec((1,), "u4"),
     )

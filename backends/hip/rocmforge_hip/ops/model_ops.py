@@ -351,8 +351,27 @@ class HipOps:
 
     def gelu(self, x: Activation) -> Activation:
         """Works in place."""
-        self._rows.gelu(f16_of(x), x.rows * x.features)
+        self._rows.gelu(f16_of(x), x.rows * x.features, self._resources.config.activation)
         return x
+
+    def patches(self, step: DeviceStep) -> Activation:
+        assert self._arena.patches is not None
+        assert step.patches is not None, "a step of a tower brings patches"
+        features = self._resources.config.patch_features
+        out = empty(self._arena.patches, step.shape.tokens, features, half=True)
+        step.patches.copy_to(f16_of(out))
+        return out
+
+    def merge_rows(self, x: Activation, count: int) -> Activation:
+        rows, features = x.rows // count, x.features * count
+        return Activation(x.arrays, rows, features, f16=f16_of(x).first(rows, features))
+
+    def norm_sums(self, x: Activation, weight: Weight, count: int) -> Activation:
+        """Norms the sums themselves, with as much more of what keeps norms from dividing by 0."""
+        out = empty(x.arrays, x.rows, x.features, half=True)
+        eps = self._resources.config.norm_eps * count * count
+        RmsNorms(self._resources.library, eps).norm(x, weight, None, out)
+        return out
 
     def rope_and_store(
         self,

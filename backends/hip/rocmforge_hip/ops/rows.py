@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from rocmforge.models.config import ModelConfig, NormKind
+from rocmforge.models.config import ActivationFunction, ModelConfig, NormKind
 from rocmforge_hip.device.constants import QUANT_BLOCK
 from rocmforge_hip.device.driver import Dim3
 from rocmforge_hip.device.library import KernelLibrary
@@ -55,7 +55,12 @@ class RowKernels:
                 name: library.kernel(f"rf_embed_add_{name}", row_kernels.rf_embed_add)
                 for name in FLOAT_FORMATS
             }
-            self._gelu = library.kernel("rf_gelu_half", row_kernels.rf_gelu_half)
+            self._gelu = {
+                ActivationFunction.GELU: library.kernel("rf_gelu_half", row_kernels.rf_gelu_half),
+                ActivationFunction.GELU_TANH: library.kernel(
+                    "rf_gelu_tanh_half", row_kernels.rf_gelu_half
+                ),
+            }
 
     def embed(self, table: Matrix, tokens: DeviceArray, scale: float, out: DeviceArray) -> None:
         """Takes rows of the table, times scale: int32 tokens, float32 out [rows, in_features]."""
@@ -138,9 +143,9 @@ class RowKernels:
             features=x.features,
         )
 
-    def gelu(self, x: DeviceArray, count: int) -> None:
-        """Replaces so many halves by their GELU."""
-        self._gelu.launch((ceil_div(count, _HALVES), 1, 1), _THREADS, x=x, count=count)
+    def gelu(self, x: DeviceArray, count: int, form: ActivationFunction) -> None:
+        """Replaces so many halves by their GELU, or its form with tanh."""
+        self._gelu[form].launch((ceil_div(count, _HALVES), 1, 1), _THREADS, x=x, count=count)
 
 
 class RmsNorms:

@@ -367,15 +367,15 @@ def _slots_before(step: StepInput, shape: StepShape) -> npt.NDArray[np.int64]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StagedRows:
-    """Rows of embeddings in pinned memory, which a step begins with instead of the table's."""
+    """Rows in pinned memory: embeddings instead of the table's, or patches of images."""
 
     driver: Driver
     stream: int
-    address: int  # of float32 [E, hidden_size]
+    address: int  # [E, features], of the type of what they are copied to
     tokens: Int32Array  # [E], of the step, in ascending order
 
     def copy_to(self, x: DeviceArray) -> None:
-        """Copies the rows over those of their tokens in x, float32 [T, hidden_size]."""
+        """Copies the rows over those of their tokens in x, [T, features]."""
         row_bytes = x.shape[1] * x.dtype.itemsize
         gaps = np.flatnonzero(np.diff(self.tokens) != 1) + 1
         for first, end in pairwise([0, *gaps.tolist(), len(self.tokens)]):
@@ -422,3 +422,4 @@ class DeviceStep:
     variant: StepVariant = PLAIN
     host: StepInput | None = None  # for logits processors, which need no other operation
     embeddings: StagedRows | None = None
+    patches: StagedRows | None = None  # of images, for a tower

@@ -1,12 +1,16 @@
-"""Rows of embeddings on their way to a step.
+"""Rows of embeddings, or patches of images, on their way to a step.
 
 They wait in pinned memory beside the step's other inputs, and are copied straight to where the
-decoder begins, once the table's rows are there. So they take nothing of the device's memory.
+model begins; rows of embeddings once the table's rows are there. So these take nothing of the
+device's memory.
 """
 
 from __future__ import annotations
 
-from rocmforge.backend.protocol import StepInput
+import numpy as np
+import numpy.typing as npt
+
+from rocmforge.backend.protocol import Float32Array, Int32Array
 from rocmforge_hip.device.memory import PinnedBuffer
 from rocmforge_hip.device.opening import Device
 from rocmforge_hip.ops.step import StagedRows
@@ -19,29 +23,39 @@ class RowStaging:
     Args:
         device: Owns the memory.
         most_rows: Of a step.
-        hidden_size: Elements of a row.
+        features: Elements of a row.
+        dtype: As they wait.
     """
 
-    def __init__(self, device: Device, most_rows: int, hidden_size: int) -> None:
+    def __init__(
+        self, device: Device, most_rows: int, features: int, dtype: npt.DTypeLike = np.float32
+    ) -> None:
         self._device = device
-        self._shape = most_rows, hidden_size
+        self._shape = most_rows, features
+        self._dtype = np.dtype(dtype)
         self._buffers: dict[Lane, PinnedBuffer] = {}
 
-    def stage(self, step: StepInput, lane: Lane) -> StagedRows | None:
+    def stage(self, rows: Float32Array, tokens: Int32Array, lane: Lane) -> StagedRows | None:
         """Takes the rows of a step that is not larger than the largest; None if it has none.
+
+        Args:
+            rows: [E, features].
+            tokens: [E], of the step, in ascending order.
+            lane: Of the step.
 
         Raises:
             OutOfMemory: There is no memory to pin.
         """
-        count = len(step.embedding_tokens)
+        count = len(tokens)
         if not count:
             return None
-        most_rows, hidden_size = self._shape
-        assert step.embedding_rows.shape == (count, hidden_size), "rows of another model"
+        most_rows, features = self._shape
+        assert rows.shape == (count, features), "rows of another model"
+        size = self._dtype.itemsize
         if lane not in self._buffers:
-            size = most_rows * hidden_size * 4
-            self._buffers[lane] = self._device.memory.pinned(size, "embeddings of a step")
-        buffer, rows = self._buffers[lane], step.embedding_rows
-        buffer.bytes[: rows.nbytes].view(rows.dtype)[:] = rows.reshape(-1)
+            most = most_rows * features * size
+            self._buffers[lane] = self._device.memory.pinned(most, "embeddings of a step")
+        buffer = self._buffers[lane]
+        buffer.bytes[: rows.size * size].view(self._dtype)[:] = rows.reshape(-1)
         driver, stream = self._device.driver, self._device.stream
-        return StagedRows(driver, stream, buffer.address, step.embedding_tokens)
+        return StagedRows(driver, stream, buffer.address, tokens)

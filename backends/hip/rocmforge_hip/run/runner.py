@@ -151,13 +151,15 @@ class HipRunner:
         """The variants of such steps."""
         sampling = model.arena.sampling
         if sampling is None:
-            output_bytes = limits.sequences * model.config.output_size * 4
+            output_bytes = limits.sums * model.config.output_size * 4
         else:
             output_bytes = sampling.output.nbytes
         self._pipeline: Pipeline[_InFlight] = Pipeline(device, model.inputs.nbytes, output_bytes)
         self._graphs = GraphCache(device.driver, device.stream)
         self._reads = reads
-        self._rows = RowStaging(device, limits.tokens, model.config.hidden_size)
+        config = model.config
+        self._rows = RowStaging(device, limits.tokens, config.hidden_size)
+        self._patches = RowStaging(device, limits.tokens, config.patch_features, np.float16)
         self._layouts: dict[StepShape, tuple[StepLayout, StepArrays[DeviceArray]]] = {}
         self._unmasked: _Unmasked | None = None
         self._experts = open_expert_cache(device, model.hosted, model.arena.experts)
@@ -310,7 +312,10 @@ class HipRunner:
         variant = self.variants.of(shape) if bucket else PLAIN
         if step is not whole or _reads_new_keys(step):
             variant = replace(variant, fuses_attention=False)
-        on_device = DeviceStep(shape, arrays, needs, variant, step, self._rows.stage(step, lane))
+        embeddings = self._rows.stage(step.embedding_rows, step.embedding_tokens, lane)
+        places = np.arange(len(step.patches), dtype=np.int32)
+        patches = self._patches.stage(step.patches, places, lane)
+        on_device = DeviceStep(shape, arrays, needs, variant, step, embeddings, patches)
         if self._experts is not None:
             self._experts.begin(shape.tokens, step.num_tokens)
         if model.sampler is not None:
@@ -395,7 +400,7 @@ class HipRunner:
         hidden = hidden_states(config, weights, ops, step)
         forward = _Forward(
             logits=logits(config, weights, ops, step, hidden) if config.causal else None,
-            sums=sums(weights, ops, step, hidden) if step.shape.sums else None,
+            sums=sums(config, weights, ops, step, hidden) if step.shape.sums else None,
         )
         prepare_predictor(config, weights, ops, step, hidden)  # writes to the place of these
         return forward
@@ -462,7 +467,7 @@ class HipRunner:
             step.num_tokens > limits.tokens
             or step.num_sequences > limits.sequences
             or len(step.logit_rows) > limits.rows
-            or len(step.hidden_ranges) > limits.sequences
+            or len(step.hidden_ranges) > limits.sums
             or int(step.context_len.max()) > limits.context
             or layout.nbytes > model.inputs.nbytes
             or needs.num_top > MAX_TOP_LOGPROBS

@@ -18,6 +18,7 @@ from rocmforge.models.weights import present
 from rocmforge_hip.device.constants import BLOCK_TOKENS, QUANT_BLOCK
 from rocmforge_hip.device.memory import DeviceArray
 from rocmforge_hip.ops.activations import Activation, Forms
+from rocmforge_hip.ops.operands import part_of
 from rocmforge_hip.ops.rows import HiddenRows, RowKernels
 from rocmforge_hip.ops.step import StagedRows
 from rocmforge_hip.verify import oracle
@@ -27,6 +28,7 @@ from rocmforge_hip.verify.workbench import Recipe, Workbench
 _FLOAT: Final = 4e-6  # relative to the largest value
 _HALF: Final = 2.0**-11
 _INT8: Final = 0.51 / 127  # relative to the largest value of a block of 32
+_PRODUCT: Final = 2.0**-9  # halves in, and a sum of many
 _TWO_SLICES: Final = 0.51 / 127 / 254 + 4e-6
 _SCALE: Final = np.dtype([("scale", "f4"), ("sum_low", "i2"), ("sum_high", "i2")])
 
@@ -66,6 +68,11 @@ def groups() -> Iterator[Group]:
         Case("sum_rows", "of a model without a cache", _FLOAT, _sum_rows),
     )
     yield Group(Recipe(architecture="bert", hidden_size=160, intermediate_size=160), cases)
+    of_tower = (
+        Case("gelu", "12 rows, with tanh", _HALF, _gelu),
+        Case("image rows", "of 12 patches", _PRODUCT, _image_rows),
+    )
+    yield Group(Recipe(architecture="siglip", hidden_size=160, intermediate_size=160), of_tower)
     others = (
         Case("quantize_act", "3 rows", _INT8, partial(_quantize, rows=3)),
         Case("half_act", "12 rows", _HALF, _half),
@@ -229,7 +236,22 @@ def _normed(bench: Workbench, x: Array, weight: Tensor, bias: Tensor | None) -> 
 def _gelu(bench: Workbench) -> float:
     halves = (2 * random_values(12, bench.config.layers[0].intermediate_size)).astype(np.float16)
     got = bench.model.ops.gelu(bench.activation(bench.model.arena.intermediate, halves))
-    return error(bench.result(got), oracle.gelu(halves.astype(np.float64)))
+    kind = bench.config.activation
+    return error(bench.result(got), oracle.activate(halves.astype(np.float64), kind))
+
+
+def _image_rows(bench: Workbench) -> float:
+    tower, weights, stored = bench.config.tower, bench.model.weights, bench.weights.projector
+    assert tower is not None
+    assert stored is not None
+    assert weights.projector is not None
+    halves = random_values(12, bench.config.hidden_size).astype(np.float16)
+    ops, hidden = bench.model.ops, bench.activation(bench.model.arena.normed, halves)
+    got = ops.products.multiply(
+        ops.merge_rows(hidden, tower.merged), part_of(weights.projector.matrix), None
+    )
+    rows = halves.astype(np.float64).reshape(12 // tower.merged, -1)
+    return error(bench.result(got), rows @ values_of(stored.matrix).T)
 
 
 def _quantize(bench: Workbench, rows: int) -> float:

@@ -22,6 +22,7 @@ from rocmforge.models.config import (
     ModelConfig,
     RopeConfig,
     RopeStyle,
+    TowerConfig,
 )
 from rocmforge.models.families import FAMILIES
 from rocmforge.models.forward.ops import attention_specs
@@ -361,6 +362,9 @@ def _config(recipe: Recipe) -> ModelConfig:
         attention_softcap=recipe.attention_softcap,
         pooling=PoolingType.NONE,
         num_scores=3 if "head.scores" in family.may_have else 0,
+        tower=TowerConfig(patch_features=96, merged=4, embedding_size=64)
+        if "patches.matrix" in family.has
+        else None,
     )
 
 

@@ -226,10 +226,12 @@ def _product(place: WeightPlace) -> Product | None:
             return Product.QKV_3
         case "vocab_size":
             return Product.LOGITS
-        case "num_scores":
+        case "num_scores" | "output_size":
             return Product.SCORES
         case "hidden_size" if place.name == "predictor.projection":
             return Product.RESIDUAL
+        case "hidden_size" if place.name == "patches.matrix":
+            return Product.DELTA
         case "hidden_size":
             return Product.DENSE if place.layer is None else Product.DELTA
     return None  # a table of rows

@@ -17,12 +17,12 @@ class Product(StrEnum):
     QKV_3 = auto()
     QKV_4 = auto()
     RESIDUAL = auto()  # with which a predictor begins
-    DELTA = auto()  # what attention or the feed-forward network adds to the residual
+    DELTA = auto()  # what attention, the feed-forward network or patches add to the residual
     INTERMEDIATE = auto()  # of the feed-forward network
     GATE_UP = auto()  # gate and up before the gate is applied, where an adapter changes them
     LOGITS = auto()
     DENSE = auto()  # of a classification head
-    SCORES = auto()  # of a classification head
+    SCORES = auto()  # of a classification head; of a tower, rows of embeddings
 
 
 QKV_PRODUCTS: Final = (Product.QKV, Product.QKV_2, Product.QKV_3, Product.QKV_4)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rocmforge.backend.protocol import RunnerInfo
 from rocmforge.engine.ipc.params import GenerateRequest
-from rocmforge.engine.ipc.prompt import EmbeddingSpan
+from rocmforge.engine.ipc.prompt import EmbeddingSpan, ImageSpan
 from rocmforge.engine.ipc.wire import MAX_FRAME_BYTES
 from rocmforge.errors import ContextLengthExceeded, InvalidParameter, UnsupportedFeature
 
@@ -35,21 +35,40 @@ def check_prompt(request: GenerateRequest, runner: RunnerInfo) -> None:
             raise InvalidParameter(
                 f"{param} holds a token id outside 0..{runner.vocab_size - 1}.", param=param
             )
+    for image in prompt.images:
+        _check_image(image, runner)
     spans = [span for _, span in prompt.embeddings]
     for span in spans:
         _check_rows(span, runner)
-    size = sum(len(span.rows) for span in spans)
+    size = sum(len(span.rows) for span in spans) + sum(len(each.patches) for each in prompt.images)
     if size > _MAX_ROWS_BYTES:
         raise InvalidParameter(
-            f"The embeddings of the prompt are {size:,} bytes, but no more than "
+            f"Embeddings and images of the prompt are {size:,} bytes, but no more than "
             f"{_MAX_ROWS_BYTES:,} can be sent.",
             param="prompt",
         )
-    if spans and len(prompt) + request.sampling.max_tokens > runner.max_context:
+    if (spans or prompt.images) and len(prompt) + request.sampling.max_tokens > runner.max_context:
         raise ContextLengthExceeded(
             limit=runner.max_context,
             prompt_tokens=len(prompt),
             max_tokens=request.sampling.max_tokens,
+            param="prompt",
+        )
+
+
+def _check_image(span: ImageSpan, runner: RunnerInfo) -> None:
+    processor = runner.images
+    if processor is None:
+        raise UnsupportedFeature("The model takes no images.", param="prompt")
+    expected = (
+        processor.grid,
+        processor.tile_rows,
+        processor.grid[0] * processor.grid[1] * processor.patch_features,
+    )
+    if (span.grid, span.num_rows, len(span.patches)) != expected or not span.identity:
+        raise InvalidParameter(
+            f"{span} has {len(span.patches)} bytes of {span.grid} patches, but a tile of this "
+            f"model has {expected[2]} of {expected[0]}, for {expected[1]} rows.",
             param="prompt",
         )
 

@@ -81,6 +81,20 @@ class Totals(msgspec.Struct, array_like=True, gc=False, kw_only=True):
             is_vllms=False,
         ),
     ] = 0
+    image_tiles: Annotated[
+        int, Family("image_tiles", "Tiles of images that the tower computed.", is_vllms=False)
+    ] = 0
+    images_found: Annotated[
+        int,
+        Family(
+            "image_tiles_found",
+            "Tiles of images that were shown before, and cost no tower.",
+            is_vllms=False,
+        ),
+    ] = 0
+    tower_ns: Annotated[
+        int, Family("tower_seconds", "Time the device was busy with images.", NS, is_vllms=False)
+    ] = 0
     drafts: Annotated[int, Family(*_DRAFTS, method="prompt_lookup")] = 0
     drafted_tokens: Annotated[int, Family(*_DRAFTED, method="prompt_lookup")] = 0
     accepted_tokens: Annotated[int, Family(*_ACCEPTED, method="prompt_lookup")] = 0

@@ -1,10 +1,13 @@
-"""The forward pass of an encoder of the BERT family, once for every architecture and backend."""
+"""The forward pass of an encoder, once for every architecture and backend.
+
+Encoders are those of the BERT family, and towers, which read patches of images.
+"""
 
 from __future__ import annotations
 
 from typing import TypeVar
 
-from rocmforge.models.blocks import Attention, FeedForward, ModelWeights
+from rocmforge.models.blocks import Attention, FeedForward, ModelWeights, Projector
 from rocmforge.models.config import ModelConfig
 from rocmforge.models.forward.ops import AttentionSpec, Ops, attention_specs
 from rocmforge.models.weights import present
@@ -18,9 +21,26 @@ def hidden_states(config: ModelConfig, weights: ModelWeights[W], ops: Ops[A, W, 
     """Returns the hidden states of the step's tokens after the last norm, [T, hidden_size]."""
     embedding = weights.embedding
     x = ops.embed(step, embedding.token, embedding.position, embedding.type, config.embedding_scale)
+    if (patches := weights.patches) is not None:
+        delta = ops.linear(step, ops.patches(step), patches.matrix, patches.bias)
+        return _pre_norm_layers(config, weights, ops, step, x, delta)
     x = ops.norm(x, present(embedding.norm), embedding.norm_bias)
     layers = _pre_norm_layers if config.pre_norm else _post_norm_layers
     return layers(config, weights, ops, step, x)
+
+
+def image_rows(
+    config: ModelConfig, projector: Projector[W], ops: Ops[A, W, S], step: S, hidden: A
+) -> A:
+    """Returns the rows of embeddings that a tower makes of its hidden states, [P, output_size]."""
+    tower = config.tower
+    assert tower is not None, "the model is a tower"
+    if not tower.averages:
+        return ops.linear(step, ops.merge_rows(hidden, tower.merged), projector.matrix, None)
+    rows = ops.sum_hidden(step, hidden)
+    if projector.norm is not None:
+        rows = ops.norm_sums(rows, projector.norm, tower.merged)
+    return ops.linear(step, rows, projector.matrix, None)
 
 
 def _post_norm_layers(
@@ -43,22 +63,30 @@ def _post_norm_layers(
 
 
 def _pre_norm_layers(
-    config: ModelConfig, weights: ModelWeights[W], ops: Ops[A, W, S], step: S, x: A
+    config: ModelConfig,
+    weights: ModelWeights[W],
+    ops: Ops[A, W, S],
+    step: S,
+    x: A,
+    delta: A | None = None,
 ) -> A:
     """Runs layers that norm what each part reads; the sum goes on as it is (Warner et al. 2024).
 
-    As in a decoder, each addition is done together with the norm that reads its result. The first
-    layer has no norm for its attention: what it reads is the embedding's.
+    As in a decoder, each addition is done together with the norm that reads its result. Where there
+    is no delta to begin with, the first layer has no norm for its attention: what it reads is the
+    embedding's.
     """
-    residual, delta = x, None
+    residual = x
     for spec, layer in zip(attention_specs(config), weights.layers, strict=True):
         if delta is not None:
-            residual, x = ops.add_norm(residual, delta, present(layer.attention_norm), None)
+            norm = present(layer.attention_norm), layer.attention_norm_bias
+            residual, x = ops.add_norm(residual, delta, *norm)
         delta = _attend(config, present(layer.attention), ops, step, x, spec)
-        residual, x = ops.add_norm(residual, delta, present(layer.feed_forward_norm), None)
+        norm = present(layer.feed_forward_norm), layer.feed_forward_norm_bias
+        residual, x = ops.add_norm(residual, delta, *norm)
         delta = _feed_forward(config, present(layer.feed_forward), ops, step, x)
-    assert delta is not None
-    return ops.norm_of_sum(residual, delta, present(weights.output_norm), None)
+    norm = present(weights.output_norm), weights.output_norm_bias
+    return ops.norm_of_sum(residual, present(delta), *norm)
 
 
 def _attend(

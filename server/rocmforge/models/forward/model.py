@@ -56,12 +56,14 @@ def logits(
     return ops.logits(rows, present(weights.output), config.logit_softcap)
 
 
-def sums(weights: ModelWeights[W], ops: Ops[A, W, S], step: S, hidden: A) -> A:
+def sums(config: ModelConfig, weights: ModelWeights[W], ops: Ops[A, W, S], step: S, hidden: A) -> A:
     """Returns what the step gives for its hidden ranges, [P, config.output_size].
 
     That is the sum of the hidden states; or, of a model with a head, the scores of that sum, which
-    is the state of one token there: the first.
+    is the state of one token there: the first. Of a tower, it is a row of embeddings.
     """
+    if weights.projector is not None:
+        return encoder.image_rows(config, weights.projector, ops, step, hidden)
     rows, head = ops.sum_hidden(step, hidden), weights.head
     if head is None:
         return rows

@@ -227,7 +227,22 @@ class Ops(Protocol[A, W, S]):
         ...
 
     def gelu(self, x: A) -> A:
-        """Returns x * Phi(x), Phi the normal distribution function: [T, intermediate_size]."""
+        """Returns x * Phi(x), Phi the normal distribution function: [T, intermediate_size].
+
+        Where `ModelConfig.activation` is GELU_TANH, Phi is its form with tanh.
+        """
+        ...
+
+    def patches(self, step: S) -> A:
+        """Returns the patches of images that the step brings: [T, patch_features]."""
+        ...
+
+    def merge_rows(self, x: A, count: int) -> A:
+        """Returns each so many rows that follow each other as one: [rows / count, ...]."""
+        ...
+
+    def norm_sums(self, x: A, weight: W, count: int) -> A:
+        """Returns the norm of each row divided by `count`, by root mean square: [rows, ...]."""
         ...
 
     def rope_and_store(

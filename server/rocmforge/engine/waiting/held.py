@@ -1,42 +1,22 @@
-"""Requests whose grammar is still being compiled. They are not the scheduler's yet."""
+"""Requests that the scheduler has not been given yet, and what each of them waits for."""
 
 from __future__ import annotations
 
-from concurrent.futures import FIRST_COMPLETED, wait
+from typing import Generic, TypeVar
 
-from rocmforge.engine.constraint.grammar import Compiled, Grammars
 from rocmforge.engine.ipc.params import FinishReason, GenerateRequest, RequestTiming, TokenEvent
 
+T = TypeVar("T")
 
-class CompilingRequests:
-    """Holds requests until their grammars are there, in order of arrival.
 
-    Args:
-        grammars: compiles.
-    """
+class HeldRequests(Generic[T]):
+    """Holds requests in order of arrival, each with what it waits for."""
 
-    def __init__(self, grammars: Grammars) -> None:
-        self._grammars = grammars
-        self._held: dict[int, tuple[GenerateRequest, Compiled]] = {}
+    def __init__(self) -> None:
+        self._held: dict[int, tuple[GenerateRequest, T]] = {}
 
     def __len__(self) -> int:
         return len(self._held)
-
-    def add(self, request: GenerateRequest) -> None:
-        """Begins to compile the grammar of a request."""
-        compiled = self._grammars.compile(request.sampling.grammar)
-        self._held[request.request_id] = request, compiled
-
-    def wait(self, timeout_s: float) -> None:
-        """Waits until one is ready, but not for ever."""
-        wait([compiled for _, compiled in self._held.values()], timeout_s, FIRST_COMPLETED)
-
-    def take_ready(self) -> list[tuple[GenerateRequest, Compiled]]:
-        """Gives up those whose grammar is compiled, or turned out not to compile."""
-        ready = [held for held in self._held.values() if held[1].done()]
-        for request, _ in ready:
-            del self._held[request.request_id]
-        return ready
 
     def cancel(self, request_id: int, now_ns: int) -> TokenEvent | None:
         """Ends a request, if it is one of these."""

@@ -1,0 +1,168 @@
+"""Rows of embeddings of images: a tower makes them between the steps of the model beside it."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Final
+
+import numpy as np
+from msgspec import structs
+
+from rocmforge.backend.protocol import Float32Array, Runner, StepInput
+from rocmforge.engine.ipc.params import FinishReason, GenerateRequest, TokenEvent
+from rocmforge.engine.ipc.prompt import EmbeddingSpan, ImageSpan, Prompt
+from rocmforge.engine.ipc.totals import Totals
+from rocmforge.engine.schedule.batch import no_sampling
+from rocmforge.engine.waiting.held import HeldRequests
+from rocmforge.models.vision.config import ProcessorConfig
+from rocmforge.models.vision.image import normalised, patch_positions
+
+KEPT_BYTES: Final = 256 << 20
+"""Of rows that are kept for the next request that shows the same image."""
+
+Rows = dict[bytes, bytes | None]
+"""Of the tiles of a request, by identity; None while the tower has not made them."""
+
+
+class WaitingImages(HeldRequests[Rows]):
+    """Holds requests with images until their rows are there, in order of arrival.
+
+    The tower computes one tile at a time, and a tile that several requests show once. Rows of the
+    tiles that were shown last are kept. Who holds this calls `advance` once for each step, which
+    waits for one tile at most: so long does a step of the model wait, if its device is slow.
+
+    Args:
+        tower: The loaded tower.
+        processor: Of the model.
+        totals: Counts tiles.
+        kept_bytes: Most bytes of rows that are kept for others.
+    """
+
+    def __init__(
+        self,
+        tower: Runner,
+        processor: ProcessorConfig,
+        totals: Totals,
+        kept_bytes: int = KEPT_BYTES,
+    ) -> None:
+        super().__init__()
+        self._tower = tower
+        self._processor = processor
+        self._totals = totals
+        self._most = kept_bytes
+        self._kept: OrderedDict[bytes, bytes] = OrderedDict()  # by identity, the last used last
+        self._size = 0  # bytes of all of them
+        self._running: ImageSpan | None = None
+        self._next_step_id = 0
+
+    def add(self, request: GenerateRequest) -> None:
+        """Takes a request with images."""
+        rows: Rows = {}
+        for span in request.prompt.images:
+            if span.identity not in rows:
+                rows[span.identity] = self._find(span.identity)
+        self._totals.images_found += sum(each is not None for each in rows.values())
+        self._held[request.request_id] = request, rows
+
+    def advance(self, now_ns: int) -> list[TokenEvent]:
+        """Takes the rows of the tile that was begun last, and begins the next one.
+
+        Returns:
+            The ends of requests whose images became numbers that are none.
+
+        Raises:
+            EngineError: The tower's device failed.
+        """
+        events = [] if self._running is None else self._collect(self._running, now_ns)
+        self._running = self._next()
+        if self._running is not None:
+            self._tower.submit(image_step(self._next_step_id, self._running, self._processor))
+            self._next_step_id += 1
+        return events
+
+    def take_ready(self) -> list[GenerateRequest]:
+        """Gives up the requests all of whose rows are there, with these in their prompts."""
+        ready = [
+            structs.replace(request, prompt=_with_rows(request.prompt, rows))
+            for request, rows in self._held.values()
+            if None not in rows.values()
+        ]
+        for request in ready:
+            del self._held[request.request_id]
+        return ready
+
+    def _next(self) -> ImageSpan | None:
+        """Returns the first tile that has no rows yet."""
+        for request, rows in self._held.values():
+            for span in request.prompt.images:
+                if rows[span.identity] is None:
+                    return span
+        return None
+
+    def _collect(self, span: ImageSpan, now_ns: int) -> list[TokenEvent]:
+        output = self._tower.collect()
+        self._totals.image_tiles += 1
+        self._totals.tower_ns += output.device_ns
+        found, asking = (
+            output.hidden,
+            [(number, rows) for number, (_, rows) in self._held.items() if span.identity in rows],
+        )
+        assert found is not None, "a tower gives rows of embeddings"
+        if not np.isfinite(found).all():
+            message = "The model computed NaN or infinity of an image of this request."
+            return [self._end(number, FinishReason.ERROR, now_ns, message) for number, _ in asking]
+        data = found.tobytes()
+        for _, rows in asking:
+            rows[span.identity] = data
+        self._keep(span.identity, data)
+        return []
+
+    def _find(self, identity: bytes) -> bytes | None:
+        if identity in self._kept:
+            self._kept.move_to_end(identity)
+        return self._kept.get(identity)
+
+    def _keep(self, identity: bytes, data: bytes) -> None:
+        self._kept[identity] = data
+        self._size += len(data)
+        while self._size > self._most:
+            self._size -= len(self._kept.popitem(last=False)[1])
+
+
+def image_step(step_id: int, span: ImageSpan, processor: ProcessorConfig) -> StepInput:
+    """Returns the step in which a tower makes the rows of a tile."""
+    count, rows = span.grid[0] * span.grid[1], span.num_rows
+    bounds = np.linspace(0, count, rows + 1).astype(np.int32)
+    patches: Float32Array = normalised(span.patches, processor)
+    return StepInput(
+        step_id=step_id,
+        token_ids=patch_positions(span.grid, processor.merge),
+        token_source=np.full(count, -1, np.int32),
+        positions=np.arange(count, dtype=np.int32),
+        slot_mapping=np.zeros(count, np.int64),
+        query_start=np.array([0, count], np.int32),
+        context_len=np.array([count], np.int32),
+        block_table=np.zeros((1, 0), np.int32),
+        logit_rows=np.zeros(0, np.int32),
+        sampling=no_sampling(),
+        hidden_ranges=np.stack([bounds[:-1], bounds[1:]], axis=1),
+        patches=patches,
+    )
+
+
+def _with_rows(prompt: Prompt, rows: Rows) -> Prompt:
+    """Returns the prompt with rows of embeddings where images were."""
+
+    def made(span: ImageSpan) -> EmbeddingSpan:
+        data = rows[span.identity]
+        assert data is not None, "the request waits for it"
+        return EmbeddingSpan(
+            rows=data,
+            num_rows=span.num_rows,
+            identity=span.identity,
+            placeholder=span.placeholder,
+        )
+
+    return Prompt(
+        spans=tuple(made(span) if isinstance(span, ImageSpan) else span for span in prompt.spans)
+    )

@@ -1,0 +1,1 @@
+"""Towers in folders: the part of a model that reads images."""

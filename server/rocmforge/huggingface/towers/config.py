@@ -1,0 +1,216 @@
+"""The configuration of a tower and of its processor: a row for each family that takes images.
+
+What a file leaves out has the default of Transformers' classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Final
+
+from rocmforge.errors import UnsupportedArchitecture
+from rocmforge.huggingface.decoders import activation, norm_eps, num_layers
+from rocmforge.huggingface.files.folder import Folder
+from rocmforge.huggingface.files.json_object import JsonObject
+from rocmforge.huggingface.heads import read_layer
+from rocmforge.models.config import ActivationFunction, ModelConfig, TowerConfig
+from rocmforge.models.families import FAMILIES
+from rocmforge.models.pooling import PoolingType
+from rocmforge.models.vision.config import (
+    ProcessorConfig,
+    ProcessorKind,
+    Resampling,
+    VisionConfig,
+)
+
+_MOST_PIXELS: Final = 65_536
+_HALF: Final = (0.5, 0.5, 0.5)
+_SIGLIP: Final = {
+    "hidden_size": 1152,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 16,
+    "image_size": 224,
+    "patch_size": 32,
+    "hidden_act": "gelu_pytorch_tanh",
+    "layer_norm_eps": 1e-6,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TowerType:
+    """One row: how a family's files describe images."""
+
+    processor: Callable[[JsonObject, JsonObject, JsonObject], ProcessorConfig]
+    defaults: Mapping[str, object]  # of the tower, by Transformers' class
+    placeholder_key: str
+    placeholder: int  # where a file leaves it out
+    marker: str
+    begin: str
+    end: str
+    whole: str = ""
+    part: str = ""
+
+
+def read_tower(
+    config: JsonObject, folder: Folder, embedding_size: int
+) -> tuple[VisionConfig, ModelConfig] | None:
+    """Reads how a model takes images, and its tower.
+
+    Args:
+        config: Of the folder.
+        folder: Which has the file of the processor, too.
+        embedding_size: The hidden size of the model.
+
+    Returns:
+        None if it takes none: no family with a tower, or no file says what its processor does.
+
+    Raises:
+        UnsupportedArchitecture: It uses a feature that we do not have.
+        BadFolder: A key is missing, of the wrong type, or contradicts another; names the key.
+    """
+    row, vision = TOWERS.get(config.get_str("model_type")), config.get_object("vision_config")
+    pictures = _processor_file(folder)
+    if row is None or vision is None or pictures is None:
+        return None
+    vision = vision.with_defaults(row.defaults)
+    processor = row.processor(config, vision, pictures)
+    model = _siglip(vision, f"{folder.name} (tower)", processor, embedding_size)
+    return (
+        VisionConfig(
+            processor=processor,
+            placeholder=config.get_int(row.placeholder_key, row.placeholder),
+            marker=row.marker,
+            begin=row.begin,
+            end=row.end,
+            whole=row.whole,
+            part=row.part,
+        ),
+        model,
+    )
+
+
+def _processor_file(folder: Folder) -> JsonObject | None:
+    """Returns what a processor does with pictures, in either of the files that may say it."""
+    whole = folder.json("processor_config.json")
+    own = None if whole is None else whole.get_object("image_processor")
+    return own or folder.json("preprocessor_config.json")
+
+
+def _siglip(
+    vision: JsonObject, name: str, processor: ProcessorConfig, embedding_size: int
+) -> ModelConfig:
+    """Reads a tower of the kind of SigLIP."""
+    act = activation(vision, "hidden_act", "gelu_pytorch_tanh")
+    if act not in (ActivationFunction.GELU, ActivationFunction.GELU_TANH):
+        raise UnsupportedArchitecture(f"a tower with the activation {act}", ("GELU",))
+    side = vision.get_positive("image_size") // processor.patch
+    if processor.tile // processor.patch != side:
+        raise vision.bad("image_size", f"tiles of its processor have {processor.tile} pixels")
+    if not side or side % processor.merge:
+        raise vision.bad("image_size", f"{side} patches of a side, {processor.merge} to a row")
+    family = FAMILIES["siglip"]
+    layer = replace(read_layer(vision), intermediate_size=vision.get_positive("intermediate_size"))
+    return ModelConfig(
+        architecture="siglip",
+        name=name,
+        causal=family.causal,
+        hidden_size=vision.get_positive("hidden_size"),
+        vocab_size=side * side,
+        max_context=side * side,
+        layers=(layer,) * num_layers(vision),
+        norm=family.norm,
+        norm_eps=norm_eps(vision, "layer_norm_eps", 1e-6),
+        pre_norm=family.pre_norm,
+        rope=None,
+        activation=act,
+        pooling=PoolingType.NONE,
+        tower=TowerConfig(
+            patch_features=processor.patch_features,
+            merged=processor.merge * processor.merge,
+            averages=processor.kind is ProcessorKind.GEMMA3,
+            embedding_size=embedding_size,
+        ),
+    )
+
+
+def _idefics3(config: JsonObject, vision: JsonObject, pictures: JsonObject) -> ProcessorConfig:
+    """Reads the processor of Idefics3 and SmolVLM."""
+    return _processor(
+        pictures,
+        vision,
+        kind=ProcessorKind.IDEFICS3,
+        tile=_edge(pictures, "max_image_size", 364),
+        longest_edge=_edge(pictures, "size", 4 * 364),
+        splits=pictures.get_bool("do_image_splitting", True),
+        resampling=Resampling.LANCZOS,
+        merge=config.get_positive("scale_factor", 2),
+    )
+
+
+def _processor(
+    pictures: JsonObject,
+    vision: JsonObject,
+    *,
+    kind: ProcessorKind,
+    tile: int,
+    longest_edge: int = 0,
+    splits: bool = False,
+    resampling: Resampling,
+    merge: int,
+) -> ProcessorConfig:
+    """Reads what the processors of all families have; `resampling` is the one by default."""
+    for key in ("do_resize", "do_rescale", "do_normalize"):
+        if not pictures.get_bool(key, True):
+            raise pictures.bad(key, "pictures that are not prepared in this way are not read")
+    number = pictures.get_int("resample", int(resampling))
+    if number not in list(Resampling):
+        raise pictures.bad("resample", f"the filter {number} of Pillow is not one that is known")
+    return ProcessorConfig(
+        kind=kind,
+        tile=tile,
+        longest_edge=longest_edge,
+        splits=splits,
+        resampling=Resampling(number),
+        patch=vision.get_positive("patch_size"),
+        merge=merge,
+        rescale=pictures.get_float("rescale_factor", 1 / 255),
+        mean=_colours(pictures, "image_mean"),
+        std=_colours(pictures, "image_std"),
+    )
+
+
+def _edge(pictures: JsonObject, key: str, default: int) -> int:
+    """Returns the pixels of a longest edge, at most 65,536."""
+    found = pictures.get_object(key)
+    edge = default if found is None else found.get_positive("longest_edge")
+    if edge > _MOST_PIXELS:
+        raise pictures.bad(key, f"{edge} pixels; there may be {_MOST_PIXELS}")
+    return edge
+
+
+def _colours(pictures: JsonObject, key: str) -> tuple[float, float, float]:
+    numbers = pictures.get_numbers(key) or _HALF
+    if len(numbers) != 3 or (key == "image_std" and min(numbers) <= 0):
+        raise pictures.bad(key, f"{list(numbers)} is not a number for each of three colours")
+    return numbers[0], numbers[1], numbers[2]
+
+
+_IDEFICS3: Final = TowerType(
+    processor=_idefics3,
+    defaults=_SIGLIP,
+    placeholder_key="image_token_id",
+    placeholder=128257,
+    marker="<image>",
+    begin="<fake_token_around_image>",
+    end="<fake_token_around_image>",
+    whole="<global-img>",
+    part="<row_{row}_col_{column}>",
+)
+
+TOWERS: Final[Mapping[str, TowerType]] = MappingProxyType(
+    {"idefics3": _IDEFICS3, "smolvlm": _IDEFICS3}
+)
+"""By `model_type`."""

@@ -1,0 +1,69 @@
+"""The tower of a folder as a checkpoint of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import MappingProxyType
+
+from rocmforge.checkpoint.tensor import Tensor
+from rocmforge.checkpoint.tokenizer import TokenizerData
+from rocmforge.errors import BadTokenizer
+from rocmforge.huggingface.files.folder import Folder
+from rocmforge.huggingface.files.shards import WeightFile
+from rocmforge.huggingface.towers.names import SIGLIP
+from rocmforge.huggingface.weights import Locator, read_weights
+from rocmforge.models.checkpoint import Checkpoint, Identity
+from rocmforge.models.config import ModelConfig
+from rocmforge.models.rope import RopeFactors
+from rocmforge.models.weights import check_weights
+
+
+def open_tower(
+    config: ModelConfig,
+    folder: Folder,
+    files: tuple[WeightFile, ...],
+    identify: Callable[[], Identity],
+) -> Checkpoint:
+    """Opens a tower; reads no weights.
+
+    Args:
+        config: What the folder says of it.
+        folder: The model's.
+        files: Its weights, those of the tower among them.
+        identify: Returns what tells these files from others later.
+
+    Raises:
+        UnsupportedTensor: One is missing, unexpected, or of a type or a shape that cannot be.
+    """
+    weights: dict[str, Tensor] = read_weights(config, files, SIGLIP)
+    stored = [info.name for file in files for info in file.tensors]
+    prefix = SIGLIP.prefix_of(stored)
+
+    def name_of(place: str) -> str:
+        return SIGLIP.name_of(place, prefix)
+
+    check_weights(config, weights, name_of)
+    return Checkpoint(
+        path=folder.path,
+        size_bytes=0,  # the model's files have it
+        config=config,
+        weights=MappingProxyType(weights),
+        name_of=name_of,
+        rope_factors=RopeFactors(),
+        chat_templates=MappingProxyType({}),
+        has_tokenizer=False,
+        read_tokenizer=_no_tokenizer,
+        identify=identify,
+        locate=Locator(files),
+        release=weights.clear,
+    )
+
+
+def has_tower(files: tuple[WeightFile, ...]) -> bool:
+    """Returns whether the files have the weights of a tower."""
+    names = (info.name for file in files for info in file.tensors)
+    return any(SIGLIP.find(name) == ("patches.matrix",) for name in names)
+
+
+def _no_tokenizer() -> TokenizerData:
+    raise BadTokenizer("A tower has no tokenizer: it reads images.")

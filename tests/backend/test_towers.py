@@ -1,0 +1,102 @@
+"""Models that take images, from pixels to logits, against Transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rocmforge.backend.protocol import Backend
+from rocmforge.engine.ipc.params import SamplingParams
+from rocmforge.engine.waiting.images import image_step
+from tests.data.models.tiny_towers import (
+    GOLDEN_ROWS,
+    GOLDEN_TOKENS,
+    PARTS,
+    TOWERS,
+    TinyTower,
+    goldens,
+    write_tower_folder,
+)
+from tests.support.core import reports, tokens_of
+from tests.support.options import SMALL
+from tests.support.towers import Loaded, load_both, shown
+
+TOLERANCE = 3e-5
+"""Of a row of embeddings, or a log-probability, relative to their spread."""
+OPTIONS = replace(SMALL, max_batched_tokens=256, max_context=256, kv_blocks=64)
+
+
+@pytest.fixture(params=TOWERS, ids=lambda model: model.name)
+def model(request: pytest.FixtureRequest) -> TinyTower:
+    found: TinyTower = request.param
+    return found
+
+
+@pytest.fixture
+def loaded(model: TinyTower, backend: Backend, tmp_path: Path) -> Iterator[Loaded]:
+    with ExitStack() as stack:
+        yield load_both(stack, backend, write_tower_folder(model, tmp_path / "model"), OPTIONS)
+
+
+def test_a_tower_makes_the_rows_of_transformers(model: TinyTower, loaded: Loaded) -> None:
+    expected = np.array(goldens(model.name)["rows"])
+    prompt = shown(model, PARTS, loaded.vision)
+    for number, span in enumerate(prompt.images):
+        loaded.tower.submit(image_step(number, span, loaded.vision.processor))
+        hidden = loaded.tower.collect().hidden
+        assert hidden is not None
+        assert hidden.shape == (span.num_rows, loaded.runner.info.embedding_size)
+        found = hidden[list(GOLDEN_ROWS)]
+        assert np.abs(found - expected[number]).max() < TOLERANCE * expected.std()
+
+
+def test_a_prompt_with_images_has_the_logits_of_transformers(
+    model: TinyTower, loaded: Loaded
+) -> None:
+    logits = np.array(goldens(model.name)["logits"])
+    expected = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    prompt, vocab = shown(model, PARTS, loaded.vision), loaded.runner.info.vocab_size
+    sampling = SamplingParams(max_tokens=1, temperature=0.0, num_logprobs=vocab)
+    found = np.zeros(vocab)
+    for report in reports(loaded.core(), [(prompt, sampling)]):
+        for event in report.events:
+            assert event.error is None
+            for logprob in event.logprobs or ():
+                for token, value in logprob.top:
+                    found[token] = value
+    last = expected[GOLDEN_TOKENS.index(-1)]
+    assert np.abs(found - last).max() < TOLERANCE * logits.std()
+
+
+def conversations() -> list[list[Sequence[int] | int]]:
+    """Prompts that show four tiles, some of them alike up to an image."""
+    shared = tuple(range(40, 61))
+    found: list[list[Sequence[int] | int]] = []
+    for index in range(8):
+        found.append([shared, index % 4, (index, 70)])
+        found[-1] += [(index + 3) % 4, (80,)] if index % 2 else []
+    return found
+
+
+def test_conversations_with_images_at_once_are_answered_as_alone(
+    model: TinyTower, backend: Backend, tmp_path: Path
+) -> None:
+    """With few blocks, so that some are preempted; each tile costs the tower one step."""
+    sampling = SamplingParams(max_tokens=30, temperature=0.0)
+    folder = write_tower_folder(model, tmp_path / "model")
+    options = replace(OPTIONS, kv_blocks=16, max_sequences=8, max_batched_tokens=64)
+    with ExitStack() as stack:
+        loaded = load_both(stack, backend, folder, options)
+        prompts = [shown(model, parts, loaded.vision) for parts in conversations()]
+        alone = [tokens_of(loaded.core(), [(prompt, sampling)])[0][0] for prompt in prompts]
+        found, stats = tokens_of(loaded.core(), [(prompt, sampling) for prompt in prompts])
+    assert found == alone
+    assert len(set(map(tuple, alone))) > 4
+    assert stats.totals.image_tiles == 4
+    assert stats.totals.preemptions > 0
+    assert stats.totals.prefix_hit_tokens > 0

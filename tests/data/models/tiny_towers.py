@@ -1,0 +1,201 @@
+"""Tiny random models that take images, as folders in Hugging Face's layout.
+
+A recipe is a configuration of Transformers and a seed. `make_tower_goldens.py` records what
+Transformers computes with those weights, from pixels to logits.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from tests.support.safetensors_writer import write_safetensors
+
+Tensors = dict[str, npt.NDArray[np.float32]]
+
+PLACEHOLDER: Final = 96
+PARTS: Final[tuple[tuple[int, ...] | int, ...]] = (
+    (3, 14, 15, 92),
+    0,
+    (90, 7),
+    1,
+    tuple(7 * index % 89 for index in range(12)),
+)
+"""A prompt: tokens, and indices of tiles."""
+GOLDEN_ROWS: Final = (0, 5, 15)
+"""Of a tile."""
+GOLDEN_TOKENS: Final = (-12, -5, -1)
+"""Of the prompt."""
+
+_TEXT: Final = {
+    "vocab_size": 97,
+    "hidden_size": 128,
+    "intermediate_size": 160,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 64,
+    "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+    "pad_token_id": None,
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
+_VISION: Final = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "image_size": 64,
+    "patch_size": 8,
+    "hidden_act": "gelu_pytorch_tanh",
+    "layer_norm_eps": 1e-6,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TinyTower:
+    """A recipe: `config.json` and the file of the processor, without what Transformers adds."""
+
+    name: str
+    config: dict[str, Any]
+    processor: dict[str, Any]
+    seed: int
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of all weights, by Hugging Face's names."""
+        text, vision = self.config["text_config"], self.config["vision_config"]
+        hidden, size = text["hidden_size"], vision["hidden_size"]
+        merged = size * self.config["scale_factor"] ** 2
+        return {
+            **_text_shapes("model.text_model.", text),
+            **_vision_shapes("model.vision_model.", vision),
+            "model.connector.modality_projection.proj.weight": (hidden, merged),
+            "lm_head.weight": (text["vocab_size"], hidden),
+        }
+
+
+def _text_shapes(prefix: str, text: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    hidden, inner, head = text["hidden_size"], text["intermediate_size"], text["head_dim"]
+    q, kv = head * text["num_attention_heads"], head * text["num_key_value_heads"]
+    layer = {
+        "input_layernorm": (hidden,),
+        "post_attention_layernorm": (hidden,),
+        "self_attn.q_proj": (q, hidden),
+        "self_attn.k_proj": (kv, hidden),
+        "self_attn.v_proj": (kv, hidden),
+        "self_attn.o_proj": (hidden, q),
+        "mlp.gate_proj": (inner, hidden),
+        "mlp.up_proj": (inner, hidden),
+        "mlp.down_proj": (hidden, inner),
+    }
+    return {
+        f"{prefix}embed_tokens.weight": (text["vocab_size"], hidden),
+        f"{prefix}norm.weight": (hidden,),
+        **{
+            f"{prefix}layers.{index}.{name}.weight": shape
+            for index in range(text["num_hidden_layers"])
+            for name, shape in layer.items()
+        },
+    }
+
+
+def _vision_shapes(prefix: str, vision: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    size, inner, patch = vision["hidden_size"], vision["intermediate_size"], vision["patch_size"]
+    layer = {
+        "layer_norm1": (size,),
+        "layer_norm2": (size,),
+        **{f"self_attn.{part}_proj": (size, size) for part in ("q", "k", "v", "out")},
+        "mlp.fc1": (inner, size),
+        "mlp.fc2": (size, inner),
+    }
+    found: dict[str, tuple[int, ...]] = {
+        f"{prefix}embeddings.patch_embedding.weight": (size, 3, patch, patch),
+        f"{prefix}embeddings.patch_embedding.bias": (size,),
+        f"{prefix}embeddings.position_embedding.weight": (
+            (vision["image_size"] // patch) ** 2,
+            size,
+        ),
+        f"{prefix}post_layernorm.weight": (size,),
+        f"{prefix}post_layernorm.bias": (size,),
+    }
+    for index in range(vision["num_hidden_layers"]):
+        for name, shape in layer.items():
+            stem = f"{prefix}encoder.layers.{index}.{name}"
+            found |= {f"{stem}.weight": shape, f"{stem}.bias": shape[:1]}
+    return found
+
+
+SMOLVLM: Final = TinyTower(
+    name="smolvlm",
+    config={
+        "model_type": "smolvlm",
+        "image_token_id": PLACEHOLDER,
+        "scale_factor": 2,
+        "tie_word_embeddings": False,
+        "text_config": {"model_type": "llama", **_TEXT},
+        "vision_config": {"model_type": "smolvlm_vision", **_VISION},
+    },
+    processor={
+        "do_image_splitting": True,
+        "max_image_size": {"longest_edge": 64},
+        "size": {"longest_edge": 192},
+        "image_mean": [0.5, 0.5, 0.5],
+        "image_std": [0.5, 0.5, 0.5],
+        "resample": 1,
+        "rescale_factor": 1 / 255,
+    },
+    seed=31,
+)
+TOWERS: Final = (SMOLVLM,)
+
+
+def hf_weights(model: TinyTower) -> Tensors:
+    """Random weights by Hugging Face's names, the same for the same seed."""
+    rng = np.random.default_rng(model.seed)
+    weights: Tensors = {}
+    for name, shape in model.shapes.items():
+        noise = rng.standard_normal(shape, dtype=np.float32)
+        if "norm" in name and name.endswith("weight"):
+            weights[name] = 1 + np.float32(0.2) * noise
+        elif name.endswith("bias") or "embed_tokens" in name or "position" in name:
+            weights[name] = np.float32(0.5) * noise
+        else:
+            weights[name] = np.float32(1.5 / np.sqrt(np.prod(shape[1:]))) * noise
+    return weights
+
+
+def pixels(model: TinyTower, tile: int) -> npt.NDArray[np.uint8]:
+    """A tile with smooth colours and some noise: [side, side, 3]."""
+    side = model.config["vision_config"]["image_size"]
+    rng = np.random.default_rng((model.seed, tile))
+    down, right = np.mgrid[0:side, 0:side] / side
+    waves = [np.sin(rng.uniform(1, 9) * down + rng.uniform(1, 9) * right) for _ in range(3)]
+    smooth = 127 + 90 * np.stack(waves, axis=-1)
+    noise = rng.integers(-30, 30, smooth.shape)
+    return np.clip(smooth + noise, 0, 255).astype(np.uint8)
+
+
+def write_tower_folder(model: TinyTower, path: Path, **config: Any) -> Path:
+    """Writes the folder of a model, with changes to its configuration; returns its path."""
+    path.mkdir(parents=True)
+    (path / "config.json").write_text(json.dumps({**model.config, **config}))
+    (path / "preprocessor_config.json").write_text(json.dumps(model.processor))
+    write_safetensors(path / "model.safetensors", hf_weights(model))
+    return path
+
+
+@cache
+def goldens(name: str) -> dict[str, Any]:
+    """What Transformers computes for a model."""
+    found: dict[str, Any] = json.loads(Path(__file__).with_name("tower_goldens.json").read_text())
+    model: dict[str, Any] = found[name]
+    return model

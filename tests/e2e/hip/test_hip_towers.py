@@ -1,0 +1,52 @@
+"""Towers on the HIP backend, from pixels to logits: against Transformers, and the reference."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rocmforge.engine.ipc.params import SamplingParams
+from rocmforge.engine.waiting.images import image_step
+from rocmforge_hip.backend import create as create_hip
+from rocmforge_reference.backend import create as create_reference
+from tests.data.models.tiny_towers import (
+    GOLDEN_ROWS,
+    PARTS,
+    TOWERS,
+    TinyTower,
+    goldens,
+    write_tower_folder,
+)
+from tests.support.core import tokens_of
+from tests.support.options import SMALL
+from tests.support.towers import load_both, shown
+
+pytestmark = pytest.mark.slow
+
+TOLERANCE = 0.01  # relative to the largest element: halves between matrix products
+OPTIONS = replace(SMALL, max_context=256, kv_blocks=64, max_batched_tokens=128)
+SAMPLING = SamplingParams(max_tokens=4, temperature=0.0)
+
+
+@pytest.mark.parametrize("model", TOWERS, ids=lambda model: model.name)
+def test_a_tower_makes_the_rows_of_transformers_and_answers_are_the_references(
+    model: TinyTower, stack: ExitStack, tmp_path: Path
+) -> None:
+    folder = write_tower_folder(model, tmp_path / "model")
+    ours = load_both(stack, create_hip(), folder, OPTIONS)
+    theirs = load_both(stack, create_reference(), folder, OPTIONS)
+    expected = np.array(goldens(model.name)["rows"])
+    prompt = shown(model, PARTS, ours.vision)
+    for number, span in enumerate(prompt.images):
+        ours.tower.submit(image_step(number, span, ours.vision.processor))
+        hidden = ours.tower.collect().hidden
+        assert hidden is not None
+        difference = np.abs(hidden[list(GOLDEN_ROWS)] - expected[number]).max()
+        assert difference < TOLERANCE * np.abs(expected[number]).max()
+    found, _ = tokens_of(ours.core(), [(prompt, SAMPLING)])
+    wanted, _ = tokens_of(theirs.core(), [(prompt, SAMPLING)])
+    assert found == wanted

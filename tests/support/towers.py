@@ -1,0 +1,74 @@
+"""Models that take images, loaded with their towers, and prompts with images for them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+
+from PIL import Image
+
+from rocmforge.backend.protocol import Backend, LoadOptions, Runner
+from rocmforge.engine.core import EngineCore
+from rocmforge.engine.ipc.prompt import ImageSpan, Prompt, TokenSpan, image_span
+from rocmforge.engine.ipc.totals import Totals
+from rocmforge.engine.loading import tower_options
+from rocmforge.engine.schedule.limits import SchedulerLimits
+from rocmforge.engine.waiting.images import KEPT_BYTES, WaitingImages
+from rocmforge.models.vision.config import VisionConfig
+from rocmforge.models.vision.image import ImageTile
+from rocmforge.opening import open_checkpoint
+from rocmforge.pixels.processors.patches import tile_of
+from tests.data.models.tiny_towers import PLACEHOLDER, TinyTower, pixels
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model and its tower."""
+
+    runner: Runner
+    tower: Runner
+    vision: VisionConfig
+    options: LoadOptions
+
+    def core(self, totals: Totals | None = None, kept_bytes: int = KEPT_BYTES) -> EngineCore:
+        """A core for both, with a clock that moves when it is looked at."""
+        clock, totals = count(1), totals or Totals()
+        limits = SchedulerLimits(
+            max_sequences=self.options.max_sequences,
+            max_batched_tokens=self.options.max_batched_tokens,
+            max_waiting=1000,
+        )
+        images = WaitingImages(self.tower, self.vision.processor, totals, kept_bytes)
+        return EngineCore(self.runner, limits, lambda: next(clock), totals, images=images)
+
+
+def load_both(stack: ExitStack, backend: Backend, folder: Path, options: LoadOptions) -> Loaded:
+    """Loads a folder's model and its tower."""
+    with open_checkpoint(folder) as checkpoint:
+        assert checkpoint.tower is not None
+        assert checkpoint.vision is not None
+        own = tower_options(options, checkpoint.tower.config)
+        tower = backend.load(checkpoint.tower, own, lambda stage, share: None)
+        stack.enter_context(closing(tower))
+        runner = backend.load(checkpoint, options, lambda stage, share: None)
+        stack.enter_context(closing(runner))
+        return Loaded(runner, tower, checkpoint.vision, options)
+
+
+def tile(model: TinyTower, number: int, vision: VisionConfig) -> ImageTile:
+    """A tile of a tiny model, as its processor would cut it."""
+    return tile_of(Image.fromarray(pixels(model, number)), vision.processor)
+
+
+def shown(model: TinyTower, parts: Sequence[Sequence[int] | int], vision: VisionConfig) -> Prompt:
+    """A prompt of token ids and of tiles by their numbers."""
+    spans: list[TokenSpan | ImageSpan] = []
+    for part in parts:
+        if isinstance(part, int):
+            spans.append(image_span(tile(model, part, vision), PLACEHOLDER))
+        else:
+            spans.append(TokenSpan(ids=tuple(part)))
+    return Prompt(spans=tuple(spans))
