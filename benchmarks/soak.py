@@ -221,7 +221,7 @@ def processes(pid: int) -> tuple[int, int]:
     raise RuntimeError("the server has no engine process")
 
 
-def memory_kib(pid: int) -> int:
+def memory_kib(pid: int | str) -> int:
     """Memory of its own: what it shares with the page cache (the weights) does not count."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("RssAnon:"):
@@ -243,7 +243,8 @@ async def watch(pid: int, until: float) -> list[Sample]:
 
 async def idle(url: str) -> str:
     """Waits until nothing runs; what is left after a while otherwise."""
-    wanted = ("rocmforge_num_requests_running{", "rocmforge_kv_cache_usage_perc{")
+    gauges = ("num_requests_running", "kv_cache_usage_perc", "state_slots_used")
+    wanted = tuple(f"rocmforge_{gauge}{{" for gauge in gauges)
     left: list[str] = []
     for _ in range(100):
         async with httpx.AsyncClient() as http:

@@ -3,7 +3,7 @@
     python -m benchmarks.synthetic_qwen qwen35moe.gguf --shape 35b-a3b
 
 Matrices have the types that llama.cpp gives those of Q4_K_M, which reads such files as well. The
-vocabulary has no words, and all layers of a kind have the same weights.
+vocabulary has bytes and no words, and all layers of a kind have the same weights.
 
 With `--mtp` there is a predictor that is always right: no layer adds anything, so that what follows
 a token depends on that token alone, and the predictor looks at no more.
@@ -15,6 +15,7 @@ import argparse
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
+from itertools import count
 from math import sqrt
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,12 @@ Tensors = dict[str, npt.NDArray[Any] | Stored]
 HEAD_DIM = 256
 DELTA_DIM = 128
 KEY_HEADS = 16
+_MARKS = ("<|im_start|>", "<|im_end|>")
+_CONTROL = 3
+_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
 PERIOD = 4
 """One of so many layers has attention."""
 
@@ -174,7 +181,9 @@ def _metadata(name: str, shape: Shape, layers: int) -> dict[str, Value]:
             "expert_feed_forward_length": shape.intermediate_size,
             "expert_shared_feed_forward_length": shape.intermediate_size,
         }
-    tokens = [chr(0x100 + index) if index < 256 else f"<t{index}>" for index in range(shape.vocab)]
+    tokens = [*byte_tokens(), *(f"<t{index}>" for index in range(256, shape.vocab - 2)), *_MARKS]
+    kinds = np.ones(shape.vocab, np.int32)
+    kinds[-len(_MARKS) :] = _CONTROL
     return {
         "general.architecture": shape.architecture,
         "general.name": name,
@@ -182,10 +191,18 @@ def _metadata(name: str, shape: Shape, layers: int) -> dict[str, Value]:
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": "qwen35",
         "tokenizer.ggml.tokens": tokens,
-        "tokenizer.ggml.token_type": np.ones(shape.vocab, np.int32),
+        "tokenizer.ggml.token_type": kinds,
         "tokenizer.ggml.merges": [f"{tokens[0]} {tokens[1]}"],
-        "tokenizer.ggml.eos_token_id": 2,
+        "tokenizer.ggml.eos_token_id": shape.vocab - 1,
+        "tokenizer.chat_template": _TEMPLATE,
     }
+
+
+def byte_tokens() -> list[str]:
+    """Returns the tokens of single bytes as a byte-level vocabulary spells them."""
+    plain = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = (chr(0x100 + index) for index in count())
+    return [chr(byte) if byte in plain else next(others) for byte in range(256)]
 
 
 if __name__ == "__main__":
