@@ -24,14 +24,14 @@ FOLDER: Final = Path(__file__).parents[1] / "page"
 POLICY: Final = "; ".join(
     (
         "default-src 'none'",
-        *("connect-src 'self'", "font-src 'self'", "img-src 'self'"),
+        *("connect-src 'self'", "font-src 'self'", "img-src 'self' data:"),
         *("script-src 'self'", "style-src 'self'"),
         *("base-uri 'none'", "form-action 'none'", "frame-ancestors 'none'"),
         # What becomes HTML has been through the sanitiser, whoever wrote the code that does it.
         *("require-trusted-types-for 'script'", "trusted-types dompurify"),
     )
 )
-"""What browsers let the page do: nothing but to talk to this server."""
+"""What browsers let the page do: nothing but to talk to this server. People's images are data:."""
 
 _INDEX: Final = "index.html"
 _BUILT: Final = "vendor/licences.txt"

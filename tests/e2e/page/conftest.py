@@ -99,3 +99,11 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     log = tmp_path_factory.mktemp("guarded") / "log"
     with live_server(log, "--api-key", KEY) as server:
         yield server
+
+
+@pytest.fixture(scope="module")
+def unguarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    """A server that makes tokens up."""
+    ensure_libraries()
+    with live_server(tmp_path_factory.mktemp("unguarded") / "log") as server:
+        yield server

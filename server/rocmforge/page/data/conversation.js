@@ -1,6 +1,8 @@
 // A conversation is a tree of messages: an edited question and an answer that was written anew stand
 // beside the old ones. `chosen` says for each message which of those below it is shown.
 
+import { isAddress, MOST_IMAGES } from "./images.js";
+
 const ROOT = "";
 const FORMAT = "rocmforge-conversations";
 
@@ -20,7 +22,7 @@ export function addMessage(conversation, parent, message) {
   conversation.nodes[node.id] = node;
   conversation.chosen[node.parent] = node.id;
   conversation.updated = node.created;
-  if (!conversation.title && node.role === "user") conversation.title = titleOf(node.text);
+  if (!conversation.title && node.role === "user") conversation.title = titleOf(node.text) || "Image";
   return node;
 }
 
@@ -61,7 +63,7 @@ export function messagesUpTo(conversation, id) {
 
 function asMessage(node) {
   if (node.role === "tool") return { role: "tool", content: node.text, tool_call_id: node.callId };
-  if (node.role === "user") return { role: "user", content: node.text };
+  if (node.role === "user") return { role: "user", content: contentOf(node) };
   const message = { role: "assistant", content: node.text };
   if (node.thoughts) message.reasoning_content = node.thoughts;
   if (node.calls) {
@@ -72,6 +74,12 @@ function asMessage(node) {
     }));
   }
   return message;
+}
+
+function contentOf({ text, images }) {
+  if (!images) return text;
+  const parts = images.map((url) => ({ type: "image_url", image_url: { url } }));
+  return text ? [...parts, { type: "text", text }] : parts;
 }
 
 export const exported = (conversations) =>
@@ -111,6 +119,7 @@ function checked(given) {
     for (const name of ["text", "thoughts", "model", "error", "callId", "name"]) {
       if (name === "text" || node[name]) kept[name] = asText(node[name]);
     }
+    if (Array.isArray(node.images)) kept.images = node.images.filter(isAddress).slice(0, MOST_IMAGES);
     if (Array.isArray(node.calls)) {
       kept.calls = node.calls.map((call) => ({
         id: asText(call?.id),

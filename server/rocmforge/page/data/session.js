@@ -199,18 +199,20 @@ export class Session extends EventTarget {
     return this.running.has(conversation.id);
   }
 
-  send(text) {
+  send(text, images = []) {
     const conversation = this.current;
     const last = shown(conversation).at(-1);
-    return this.#ask(conversation, last?.node.id, text);
+    return this.#ask(conversation, last?.node.id, text, images);
   }
 
+  /** Asks in other words; the images stay. */
   edit(node, text) {
-    return this.#ask(this.current, node.parent, text);
+    return this.#ask(this.current, node.parent, text, node.images);
   }
 
-  #ask(conversation, parent, text) {
-    const question = addMessage(conversation, parent, { role: "user", text });
+  #ask(conversation, parent, text, images) {
+    const message = images?.length ? { role: "user", text, images } : { role: "user", text };
+    const question = addMessage(conversation, parent, message);
     history.replaceState(null, "", `#${conversation.id}`);
     return this.answer(conversation, question.id);
   }

@@ -17,6 +17,7 @@ const PATHS = {
   edit: "M4 20l1-4L16 5l3 3L8 19zM14 7l3 3",
   back: "M14 6l-6 6l6 6",
   on: "M10 6l6 6l-6 6",
+  image: "M4 5h16v14H4zM4 16l5-5l4 4l3-3l4 4M15 9h.01",
   trash: "M5 7h14M10 7V4h4v3M7 7l1 13h8l1-13",
   close: "M6 6l12 12M18 6L6 18",
   check: "M5 12l5 5L20 7",

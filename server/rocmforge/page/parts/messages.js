@@ -5,6 +5,7 @@ import { copyText } from "../text/clipboard.js";
 import { renderMarkdown } from "../text/markdown.js";
 import { shown } from "../data/conversation.js";
 import { IconButton } from "./icons.js";
+import { Images } from "./images.js";
 import { ToolCalls } from "./tools.js";
 
 export function Messages({ session }) {
@@ -34,11 +35,12 @@ function Message({ session, node, siblings, place, isLast, isWriting, isBusy }) 
   return html`<article class="message ${node.role}" aria-label=${who} aria-busy=${isWriting}>
     ${isAnswer && html`<h2>${node.model}</h2>`} ${node.role === "tool" && html`<h2>Result of ${node.name}</h2>`}
     ${node.thoughts && html`<${Thoughts} node=${node} isWriting=${isWriting && !node.text} />`}
+    <${Images} addresses=${node.images} />
     ${isEdited
       ? html`<${Editor} text=${node.text} onDone=${(text) => (setEdited(false), text !== null && session.edit(node, text))} />`
       : isAnswer
         ? html`<${Markdown} text=${node.text} isWriting=${isWriting} />`
-        : html`<p class="plain">${node.text}</p>`}
+        : node.text && html`<p class="plain">${node.text}</p>`}
     ${isWriting && !node.text && !node.thoughts && html`<p class="waiting" aria-hidden="true"><i /><i /><i /></p>`}
     ${node.calls && html`<${ToolCalls} session=${session} node=${node} isOpen=${isLast && !isBusy} />`}
     <${Outcome} session=${session} node=${node} isBusy=${isBusy} />
