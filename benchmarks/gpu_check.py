@@ -21,6 +21,7 @@ from typing import Any, Literal
 import numpy as np
 
 from rocmforge.backend.protocol import LoadOptions, Runner, StepInput
+from rocmforge.backend.windows import with_windows
 from rocmforge_hip.backend import create
 from tests.backend.driving import Chunk, Driver, Want, make_step, with_states
 from tests.support.loading import load_file
@@ -44,6 +45,9 @@ def main() -> int:
         "--decode-variant", choices=("auto", "plain", "fused", "rounded", "fewest"), default="auto"
     )
     parser.add_argument("--graphs", choices=("auto", "on", "off"), default="auto")
+    parser.add_argument(
+        "--keep-windows", action="store_true", help="keep what windows have left behind"
+    )
     options = parser.parse_args()
     batches = [int(size) for size in options.batches.split(",")]
     started = time.perf_counter()
@@ -55,6 +59,7 @@ def main() -> int:
         kv_dtype=options.kv_dtype,
         decode_variant=options.decode_variant,
         graphs=options.graphs,
+        releases_windows=not options.keep_windows,
     )
     with closing(loaded) as runner:
         info = runner.info
@@ -77,6 +82,8 @@ def load_runner(
     kv_dtype: Literal["auto", "f16", "int8"] = "auto",
     decode_variant: Literal["auto", "plain", "fused", "rounded", "fewest"] = "auto",
     graphs: Literal["auto", "on", "off"] = "auto",
+    *,
+    releases_windows: bool = False,
 ) -> Runner:
     """The model, for so many sequences at once."""
     options = LoadOptions(
@@ -89,6 +96,7 @@ def load_runner(
         activation_bits=activation_bits,
         decode_variant=decode_variant,
         graphs=graphs,
+        releases_windows=releases_windows,
         memory_utilization=0.8,
         tensor_parallel=devices,
     )
@@ -144,7 +152,7 @@ def measure(runner: Runner, batches: Iterable[int], steps: int) -> None:
     """Prints how fast prompts and batches are."""
     info = runner.info
     step_id = 1_000_000
-    per_sequence = info.num_blocks // max(batches)
+    per_sequence = info.num_blocks // (1 + info.window_groups) // max(batches)
     for length in (512, 2048, 4096):
         if length > info.max_context:
             continue
@@ -162,7 +170,7 @@ def measure(runner: Runner, batches: Iterable[int], steps: int) -> None:
 
 
 def _step(runner: Runner, step_id: int, chunks: Sequence[Chunk]) -> StepInput:
-    step = make_step(step_id, chunks, runner.info.block_size)
+    step = with_windows(make_step(step_id, chunks, runner.info.block_size), runner.info)
     return with_states(step, chunks) if runner.info.state_slots else step
 
 

@@ -20,6 +20,7 @@ from rocmforge.backend.protocol import (
     StepInput,
     StepOutput,
 )
+from rocmforge.backend.windows import with_windows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,8 +82,9 @@ class Driver:
         return self.runner.collect()
 
     def _make_step(self, chunks: Sequence[Chunk]) -> StepInput:
-        step = make_step(self._next_step, chunks, self.runner.info.block_size)
-        return with_states(step, chunks) if self.runner.info.state_slots else step
+        info = self.runner.info
+        step = with_windows(make_step(self._next_step, chunks, info.block_size), info)
+        return with_states(step, chunks) if info.state_slots else step
 
     def logprobs(self, chunk: Chunk, rows: Sequence[int]) -> Float32Array:
         """Log-probabilities of the whole vocabulary after some tokens: [rows, V]."""

@@ -174,6 +174,8 @@ class FakeConfig:
     token_ns: int = 0  # what a token adds to that
     num_slots: int = 0  # state slots of sequences; 0: the "model" has no states
     snapshots: int = 0  # more slots
+    window_groups: int = 0  # groups of layers that release what a window has left behind
+    window: int = 0  # tokens
     copy_ns: int = 1  # what it says that copying blocks to the host or back takes
     is_measured: bool = False  # whether steps say what they cost, and the device how fast it copies
 
@@ -198,6 +200,7 @@ class FakeRunner:
         self._tokens = np.full(num_slots, -1, np.int32)
         self._positions = np.full(num_slots, -1, np.int32)
         self._adapters = np.full(num_slots, -1, np.int32)
+        self._groups = np.zeros(num_slots, np.int32)  # that wrote it last
         # Of each state slot: how many tokens went into its state, and their checksum.
         self._states = [(-1, 0)] * (config.num_slots + config.snapshots)
         self._queue: deque[StepInput] = deque()
@@ -229,6 +232,8 @@ class FakeRunner:
             state_slots=config.num_slots + config.snapshots,
             state_bytes=(config.num_slots + config.snapshots) * STATE_BYTES,
             snapshots=config.snapshots,
+            window_groups=config.window_groups,
+            window=config.window,
             notes=("This backend makes tokens up.",),
         )
 
@@ -363,6 +368,13 @@ class FakeRunner:
         blocks = step.block_table[owner, step.positions // size].astype(np.int64)
         slots = blocks * size + step.positions % size
         self._require(bool((step.slot_mapping == slots).all()), "slots not those of the table")
+        groups = self._config.window_groups
+        self._require(len(step.window_tables) == len(step.window_slots) == groups, "groups")
+        if groups:
+            blocks = step.window_tables[:, owner, step.positions // size].astype(np.int64)
+            of_groups = blocks * size + step.positions % size
+            self._require(bool((step.window_slots == of_groups).all()), "slots of a window")
+            slots = np.concatenate([slots, *step.window_slots])
         self._require(len(np.unique(slots)) == len(slots), "a slot is written twice")
         self._require(bool((step.logit_rows < step.num_tokens).all()), "logit rows")
         rows = step.sampling
@@ -407,12 +419,14 @@ class FakeRunner:
         token_ids[~known] = np.maximum(self._previous[step.token_source[~known]], 0)
         self._require(bool(((token_ids >= 0) & (token_ids < _NO_TOKEN)).all()), "token ids")
         token_ids[step.embedding_tokens] = _numbers_of(step.embedding_rows)
-        self._tokens[step.slot_mapping] = token_ids
-        self._positions[step.slot_mapping] = step.positions
-        self._adapters[step.slot_mapping] = np.repeat(
-            self._adapters_of(step), np.diff(step.query_start)
-        )
+        adapters = np.repeat(self._adapters_of(step), np.diff(step.query_start))
+        for group, written in enumerate((step.slot_mapping, *step.window_slots)):
+            self._tokens[written] = token_ids
+            self._positions[written] = step.positions
+            self._adapters[written] = adapters
+            self._groups[written] = group
         context = self._read_cache(step)
+        self._check_windows(step, context)
         rows = step.sampling
         sums = _context_sums(context)
         self._advance_states(step, sums)
@@ -478,7 +492,8 @@ class FakeRunner:
         longest = int(step.context_len.max())
         places = np.arange(longest)
         slots = step.block_table[:, places // size].astype(np.int64) * size + places % size
-        wrong = (self._positions[slots] != places) & (places < step.context_len[:, None])
+        wrong = (self._positions[slots] != places) | (self._groups[slots] != 0)
+        wrong &= places < step.context_len[:, None]
         if wrong.any():
             sequence, place = np.argwhere(wrong)[0]
             raise FakeMistake(f"sequence {sequence}: the cache does not hold position {place}")
@@ -489,6 +504,22 @@ class FakeRunner:
         )
         context: Int32Array = self._tokens[slots]
         return context
+
+    def _check_windows(self, step: StepInput, context: Int32Array) -> None:
+        """Each group holds what the tokens of the step see through their window."""
+        firsts = step.positions[step.query_start[:-1]] - self._config.window + 1
+        for group, tables in enumerate(step.window_tables, start=1):
+            for row, (first, end) in enumerate(zip(firsts, step.context_len, strict=True)):
+                places = np.arange(max(0, first), end)
+                size = self._config.block_size
+                slots = tables[row, places // size].astype(np.int64) * size + places % size
+                held = (
+                    (self._positions[slots] == places)
+                    & (self._tokens[slots] == context[row, places])
+                    & (self._adapters[slots] == self._adapters_of(step)[row])
+                    & (self._groups[slots] == group)
+                )
+                self._require(bool(held.all()), f"sequence {row}: the window of group {group}")
 
     def _draw(self, step: StepInput, states: UInt64Array) -> Int32Array:
         """A token for each row, [L]."""

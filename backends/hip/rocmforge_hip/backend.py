@@ -85,6 +85,7 @@ class HipBackend:
             name, free, geometry = "a device", memory, Geometry(_MOST_COMPUTE_UNITS)
             total, host_free = memory, None
         needs, hosted = measure_model(checkpoint, options, geometry, (free, total), host_free)
+        windows = needs.windows
         return MemoryEstimate(
             device=name,
             free=free,
@@ -95,6 +96,10 @@ class HipBackend:
             snapshots=needs.snapshots,
             slot_bytes=needs.states // needs.state_slots if needs.state_slots else 0,
             kv_block=needs.block_bytes,
+            kv_windows=windows.sequence_blocks * needs.block_bytes if windows else 0,
+            kv_step=windows.step_blocks * needs.block_bytes if windows else 0,
+            window_groups=windows.count if windows else 0,
+            window=windows.window if windows else 0,
             block_size=BLOCK_TOKENS,
             kv_dtype=cache_type(needs),
             context=needs.limits.context,

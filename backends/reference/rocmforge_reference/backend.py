@@ -16,6 +16,7 @@ from rocmforge.backend.protocol import (
     Runner,
     RunnerInfo,
 )
+from rocmforge.backend.windows import WindowGroups, least_blocks, most_blocks, plan_windows
 from rocmforge.checkpoint.tensor import Tensor
 from rocmforge.errors import ConfigurationError, OutOfMemory
 from rocmforge.logits.registry import load_processors
@@ -89,7 +90,11 @@ def _load(
     snapshots = options.snapshots_within(allowed - needed, of_states)
     num_slots += snapshots
     needed = weights_bytes + adapter_bytes + num_slots * of_states
-    num_blocks = _plan_blocks(config, options, max_context, needed, device) if causal else 0
+    windows = plan_windows(config, options, BLOCK_SIZE)
+    block_bytes = _block_bytes(config, windows)
+    num_blocks = 0
+    if causal:
+        num_blocks = _plan_blocks(windows, block_bytes, options, max_context, needed, device)
     if not causal:
         _check_fits(needed, options, device)
     weights = with_adapters(
@@ -104,7 +109,7 @@ def _load(
     tables = None
     if config.rope is not None:
         tables = load_rope_tables(config, checkpoint.rope_factors, max_context)
-    caches = _new_caches(config.layers, num_blocks) if causal else ()
+    caches = _new_caches(config.layers, num_blocks, windows) if causal else ()
     states = tuple(_new_states(layer, num_slots) for layer in config.layers)
     info = RunnerInfo(
         backend=NAME,
@@ -115,7 +120,7 @@ def _load(
         vocab_size=config.vocab_size,
         pipeline_depth=1,
         weights_bytes=weights_bytes,
-        kv_bytes=num_blocks * BLOCK_SIZE * kv_bytes_per_token(config, 4) if causal else 0,
+        kv_bytes=num_blocks * block_bytes,
         kv_dtype="f32" if causal else "none",
         hidden_size=config.output_size,
         # Rows have no part of the other embedding, which tokens have.
@@ -128,13 +133,16 @@ def _load(
         state_slots=num_slots,
         state_bytes=num_slots * of_states,
         snapshots=snapshots,
+        window_groups=windows.count if windows else 0,
+        window=windows.window if windows else 0,
         predicts=config.predicts,
         notes=(_NOTE,),
     )
     hidden = None
     if config.predicts:
         hidden = np.zeros((num_blocks, 1, BLOCK_SIZE, config.hidden_size), np.float32)
-    ops = ReferenceOps(config, tables, caches, states, hidden)
+    groups = windows.group_of if windows else ()
+    ops = ReferenceOps(config, tables, caches, states, hidden, groups)
     return ReferenceRunner(config, weights, ops, info, processors)
 
 
@@ -162,8 +170,15 @@ def _check_fits(weights_bytes: int, options: LoadOptions, device: DeviceInfo) ->
         )
 
 
+def _block_bytes(config: ModelConfig, windows: WindowGroups | None) -> int:
+    """Returns the bytes of a block: of all layers, or of those of one group."""
+    of_all = BLOCK_SIZE * kv_bytes_per_token(config, 4)
+    return of_all if windows is None else of_all * windows.group_of.count(0) // config.num_layers
+
+
 def _plan_blocks(
-    config: ModelConfig,
+    windows: WindowGroups | None,
+    block_bytes: int,
     options: LoadOptions,
     max_context: int,
     fixed_bytes: int,
@@ -174,18 +189,16 @@ def _plan_blocks(
     Raises:
         OutOfMemory: Weights and cache do not fit into the share of memory that may be used.
     """
-    block_bytes = BLOCK_SIZE * kv_bytes_per_token(config, 4)
     blocks_per_sequence = -(-max_context // BLOCK_SIZE)
+    least = least_blocks(windows, options, blocks_per_sequence)
     usable = options.memory_of(device)
     allowed = int(usable * options.memory_utilization)
     left = allowed - fixed_bytes
-    if options.kv_blocks is not None:
-        num_blocks, least = options.kv_blocks, options.kv_blocks
-    else:
-        default = max(blocks_per_sequence, _DEFAULT_KV_BYTES // block_bytes)
+    num_blocks = least
+    if options.kv_blocks is None:
+        default = max(least, _DEFAULT_KV_BYTES // block_bytes)
         fitting = max(left, 0) // block_bytes
-        num_blocks = min(default, fitting, options.max_sequences * blocks_per_sequence)
-        least = blocks_per_sequence
+        num_blocks = min(default, fitting, most_blocks(windows, options, blocks_per_sequence))
     if num_blocks < least or num_blocks * block_bytes > left:
         raise OutOfMemory(
             f"The model needs {_mib(fixed_bytes)} as float32 and {_mib(least * block_bytes)} for "
@@ -205,7 +218,12 @@ def _mib(size: int) -> str:
     return f"{size / (1 << 20):,.0f} MiB"
 
 
-def _new_caches(layers: Sequence[LayerConfig], num_blocks: int) -> tuple[KvCache, ...]:
+def _new_caches(
+    layers: Sequence[LayerConfig], num_blocks: int, windows: WindowGroups | None
+) -> tuple[KvCache, ...]:
+    if windows is not None:
+        own = {index: _new_cache(layers[index], num_blocks) for index in set(windows.cache_of)}
+        return tuple(own[index] for index in windows.cache_of)
     caches: list[KvCache] = []
     for layer in layers:
         shared = layer.cache_of

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from rocmforge.backend.protocol import NO_SLOT, Float32Array, Int32Array, StepInput
+from rocmforge.backend.protocol import NO_SLOT, Float32Array, Int32Array, Int64Array, StepInput
 from rocmforge.models.blocks import Embedding, Experts, Mamba
 from rocmforge.models.config import (
     ActivationFunction,
@@ -54,11 +54,13 @@ class ReferenceOps:
         caches: tuple[KvCache, ...] = (),
         states: tuple[tuple[Float32Array, ...], ...] = (),
         hidden: Float32Array | None = None,
+        window_groups: tuple[int, ...] = (),
     ) -> None:
         self._config = config
         self._tables = tables
         self._caches = caches
         self._states = states  # of each layer, [num_slots, ...] each
+        self._window_groups = window_groups  # of each layer, 0 of those without a window
         self._hidden = hidden  # for the predictor, [blocks, 1, block_size, hidden_size]
 
     @property
@@ -238,9 +240,17 @@ class ReferenceOps:
         if layer.norms_values:
             v = ops.rms_norm(v, np.ones(layer.value_dim, v.dtype), self._config.norm_eps)
         k = self._norm_and_rotate(step, k, k_norm, spec)
-        ops.store(cache.keys, k, step.input.slot_mapping)
-        ops.store(cache.values, v, step.input.slot_mapping)
+        slots, _ = self._places(step.input, spec.layer)
+        ops.store(cache.keys, k, slots)
+        ops.store(cache.values, v, slots)
         return self.rotate_queries(step, q.reshape(len(q), -1), q_norm, spec)
+
+    def _places(self, step: StepInput, layer: int) -> tuple[Int64Array, Int32Array]:
+        """Returns the slots of new tokens and the block table of a layer."""
+        group = self._window_groups[layer] if self._window_groups else 0
+        if not group:
+            return step.slot_mapping, step.block_table
+        return step.window_slots[group - 1], step.window_tables[group - 1]
 
     def rotate_queries(
         self, step: Step, q: Float32Array, q_norm: Weight | None, spec: AttentionSpec
@@ -266,6 +276,7 @@ class ReferenceOps:
         self, step: Step, q: Float32Array, spec: AttentionSpec, sinks: Weight | None
     ) -> Float32Array:
         cache = self._caches[spec.layer]
+        _, block_table = self._places(step.input, spec.layer)
         return ops.paged_attention(
             _heads(q, self._config.layers[spec.layer].key_dim),
             cache.keys,
@@ -273,7 +284,7 @@ class ReferenceOps:
             positions=step.input.positions,
             query_start=step.input.query_start,
             context_len=step.input.context_len,
-            block_table=step.input.block_table,
+            block_table=block_table,
             scale=spec.scale,
             softcap=spec.softcap,
             window=spec.window,

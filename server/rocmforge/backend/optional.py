@@ -138,7 +138,11 @@ class MemoryEstimate:
     states: int = 0  # of all sequences that run at once, and of snapshots
     snapshots: int = 0  # so many; no bytes
     slot_bytes: int = 0  # of `states`, for one sequence
-    kv_block: int  # of all layers; 0: there is no cache
+    kv_block: int  # of all layers, or one group of them; 0: there is no cache
+    kv_windows: int = 0  # of the cache, for the windows of one sequence, if they release blocks
+    kv_step: int = 0  # of the cache, for the tokens of one step in groups with a window
+    window_groups: int = 0
+    window: int = 0  # tokens
     block_size: int  # tokens
     kv_dtype: str
     context: int  # tokens of one sequence
@@ -147,7 +151,7 @@ class MemoryEstimate:
     @property
     def kv_sequence(self) -> int:
         """The cache of one sequence of full length."""
-        return -(-self.context // self.block_size) * self.kv_block
+        return -(-self.context // self.block_size) * self.kv_block + self.kv_windows
 
     @property
     def host_missing(self) -> int:
@@ -156,8 +160,14 @@ class MemoryEstimate:
 
     @property
     def left_for_kv(self) -> int:
-        """Bytes that the cache may take; negative if not even the rest fits."""
-        return self.allowed - self.weights - self.activations - self.states
+        """Bytes of the cache for sequences; negative if not even the rest fits."""
+        return self.allowed - self.weights - self.activations - self.states - self.kv_step
+
+    @property
+    def longest_context(self) -> int:
+        """Tokens of the longest sequence that the cache has room for; there is a cache."""
+        left = max(self.left_for_kv - self.kv_windows, 0)
+        return left // self.kv_block * self.block_size
 
 
 @runtime_checkable

@@ -154,6 +154,15 @@ class StepInput:
     # No other slot that is read changes, and none is written twice.
     state_reads: Int32Array = field(default_factory=lambda: np.zeros(0, np.int32))  # [B]
     state_writes: Int32Array = field(default_factory=lambda: np.zeros(0, np.int32))  # [T]
+    # Of a model with `RunnerInfo.window_groups`, G, else empty: what `block_table` and
+    # `slot_mapping` are to layers without a window, for each group of those with one. Columns whose
+    # tokens no token of the step sees mean nothing.
+    window_tables: Int32Array = field(  # [G, B, M]
+        default_factory=lambda: np.zeros((0, 0, 0), np.int32)
+    )
+    window_slots: Int64Array = field(  # [G, T]
+        default_factory=lambda: np.zeros((0, 0), np.int64)
+    )
     # First token, and the one behind the last, of ranges whose hidden states after the last norm
     # are wanted as a sum; at most one range of a sequence. Only for backends with
     # `RunnerInfo.hidden_size`.
@@ -296,6 +305,8 @@ class LoadOptions:
     # Snapshots of states that there is room for, beside the states of all sequences; None = as many
     # as `snapshots_within` says.
     state_snapshots: int | None = 0
+    # Whether layers with a window give up blocks that it has left behind: `plan_windows`.
+    releases_windows: bool = False
 
     def running_slots(self, config: ModelConfig) -> int:
         """Returns the state slots of sequences that run, and of the draft tokens of a few."""
@@ -362,6 +373,10 @@ class RunnerInfo:
     state_slots: int = 0
     state_bytes: int = 0
     snapshots: int = 0  # of `state_slots`; the others are for `LoadOptions.running_slots`
+    # Groups of layers that release what their window has left behind; 0: there are none. Then each
+    # block is one of a group, or of the layers without a window.
+    window_groups: int = 0
+    window: int = 0  # tokens, the largest of these groups
     # Whether it computes steps with `StepInput.predicts`, and fills the predictor's cache in all.
     predicts: bool = False
     # How images are prepared for the tower beside the model; None: it takes none. The engine says
@@ -370,7 +385,7 @@ class RunnerInfo:
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of a KV block, of all layers; 0 without a cache."""
+        """Bytes of a KV block, of all layers or one group of them; 0 without a cache."""
         return self.kv_bytes // self.num_blocks if self.num_blocks else 0
 
     @property

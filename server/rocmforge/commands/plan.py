@@ -111,10 +111,11 @@ def _plan(
     sequences, left = settings.max_sequences, max(estimate.left_for_kv, 0)
     kv_bytes = sequences * estimate.kv_sequence
     if settings.kv_blocks is not None:
-        kv_bytes = settings.kv_blocks * estimate.kv_block
+        kv_bytes = settings.kv_blocks * estimate.kv_block * (1 + estimate.window_groups)
+        kv_bytes -= estimate.kv_step
     if estimate.kv_block:
         most = left // estimate.kv_sequence
-        longest = min(left // estimate.kv_block * estimate.block_size, trained)
+        longest = min(estimate.longest_context, trained)
     else:
         most, longest = (sequences, estimate.context) if estimate.left_for_kv >= 0 else (0, 0)
     if estimate.host_missing:
@@ -143,6 +144,13 @@ def _print(console: Console, plan: PlanReport, settings: Settings) -> None:
         cache = "none: the model keeps nothing of a prompt"
     snapshots = f" and {estimate.snapshots} snapshots" if estimate.snapshots else ""
     states = [("states", f"{size_text(estimate.states)} of all sequences{snapshots}")]
+    windows = [
+        (
+            "windows",
+            f"{size_text(estimate.kv_windows)} of a sequence: layers with a window of "
+            f"{estimate.window} tokens release what it has left behind",
+        )
+    ]
     share = f"{settings.memory_utilization:.0%}"
     rows = [
         ("device", f"{estimate.device} with {size_text(estimate.free)} free ({plan.backend})"),
@@ -152,6 +160,7 @@ def _print(console: Console, plan: PlanReport, settings: Settings) -> None:
         ("activations", size_text(estimate.activations)),
         *(states if estimate.states else []),
         ("KV cache", cache),
+        *(windows if estimate.window_groups else []),
         ("all of it fits", "yes" if plan.fits else _shortfall(plan)),
         ("at most", _most(plan)),
     ]

@@ -61,5 +61,4 @@ def _longest(estimate: MemoryEstimate) -> int:
     """Returns the tokens that the cache has room for beside what this estimate needs."""
     if not estimate.kv_block:
         return estimate.context
-    blocks = max(estimate.left_for_kv, 0) // estimate.kv_block
-    return blocks * estimate.block_size // STEP * STEP
+    return estimate.longest_context // STEP * STEP

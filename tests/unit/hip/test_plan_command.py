@@ -305,3 +305,20 @@ def test_the_hosts_cache_is_planned_in_blocks_and_tokens(
     assert f"{blocks:,} blocks, {blocks * estimate['block_size']:,} tokens" in " ".join(
         capsys.readouterr().out.split()
     )
+
+
+def test_layers_with_a_window_leave_room_for_longer_contexts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One of seven layers keeps everything; the others take as much as a window and a step."""
+    model = fitting(by_name("gemma3"))
+    longer = model.config | {"max_position_embeddings": 32768}
+    path = write_model(replace(model, config=longer), tmp_path)
+    flags = ("--backend", "hip", "--memory", "256MiB", "--max-batched-tokens", "256")
+    releasing = plan(capsys, path, *flags)
+    keeping = plan(capsys, path, *flags, "--host-cache", "1GiB")
+    assert releasing["estimate"]["window_groups"] == 6
+    assert releasing["estimate"]["kv_block"] * 7 == keeping["estimate"]["kv_block"]
+    assert releasing["most_sequences"] > 6 * keeping["most_sequences"] > 0
+    assert main(["inspect", str(path), "--plan", *flags]) == 0
+    assert "a window of 7 tokens" in capsys.readouterr().out

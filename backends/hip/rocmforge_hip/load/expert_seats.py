@@ -10,7 +10,7 @@ from rocmforge.errors import ConfigurationError, OutOfMemory
 from rocmforge.models.blocks import ModelWeights
 from rocmforge.models.config import ModelConfig
 from rocmforge.models.lora import Adapter
-from rocmforge_hip.load.memory_budget import least_blocks, measure, mib
+from rocmforge_hip.load.memory_budget import measure, mib, needed_blocks
 from rocmforge_hip.ops.geometry import Geometry
 from rocmforge_hip.weights.placement import Planned
 from rocmforge_hip.weights.seats import (
@@ -58,7 +58,7 @@ def seat_experts(
 
     def room(plan: ModelWeights[Planned], memory: int) -> int:
         needs = measure(config, plan, options, geometry, memory, adapters)
-        cache = least_blocks(needs, options) * needs.block_bytes
+        cache = needed_blocks(needs, options) * needs.block_bytes
         return needs.allowed - needs.fixed_bytes - cache
 
     if not matrices or room(weights, total) >= 0:

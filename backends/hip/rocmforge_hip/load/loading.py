@@ -186,7 +186,7 @@ def _facts(
     return (
         *(version("rocmforge"), properties.name, properties.target, properties.compute_units),
         *(config, sorted(matrices), plan.limits, cache_type(plan), plan.activation_slices),
-        *(options.tensor_parallel, options.graphs),
+        *(options.tensor_parallel, options.graphs, plan.windows),
     )
 
 
@@ -332,5 +332,7 @@ def _describe(
         state_slots=plan.state_slots,
         state_bytes=plan.states,
         snapshots=plan.snapshots,
+        window_groups=plan.windows.count if plan.windows else 0,
+        window=plan.windows.window if plan.windows else 0,
         logits_processors=tuple(kernels.processors),
     )

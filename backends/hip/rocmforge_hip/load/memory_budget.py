@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Final
 
 from rocmforge.backend.protocol import LoadOptions
+from rocmforge.backend.windows import WindowGroups, least_blocks, most_blocks, plan_windows
 from rocmforge.errors import OutOfMemory
 from rocmforge.models.blocks import ModelWeights
 from rocmforge.models.config import LayerConfig, ModelConfig
@@ -54,13 +55,21 @@ class MemoryNeeds:
     states: int = 0  # of all sequences that run at once, and of snapshots
     state_slots: int = 0  # so many
     snapshots: int = 0  # of those slots
+    windows: WindowGroups | None = None  # of layers that release blocks
     activation_slices: int = 0  # of int8 activations in decode: kernels/include/rf/act.h
 
     @property
     def block_bytes(self) -> int:
-        """A block of the cache, in all layers, and the hidden states of its tokens if kept."""
+        """A block of the cache, in all layers, and the hidden states of its tokens if kept.
+
+        If layers release blocks, it is in the layers of one group.
+        """
         hidden = 0 if self.hidden_block is None else self.hidden_block.nbytes
-        return hidden + sum(map(total_bytes, self.cache_blocks))
+        return hidden + sum(
+            total_bytes(block)
+            for layer, block in enumerate(self.cache_blocks)
+            if self.windows is None or self.windows.cache_of[layer] == layer
+        )
 
     @property
     def step_bytes(self) -> int:
@@ -89,10 +98,18 @@ class MemoryPlan(MemoryNeeds):
         decode, cache = [], "none: the model keeps nothing of a prompt"
         if self.cache_blocks:
             decode = [f"decode       {8 * self.activation_slices}-bit activations"]
-            tokens = self.num_blocks * BLOCK_TOKENS
+            context, windows = self.limits.context, self.windows
+            of_one, of_step = ceil_div(context, BLOCK_TOKENS), 0
+            if windows is not None:
+                of_one += windows.sequence_blocks
+                of_step = windows.step_blocks
+            sequences = (self.num_blocks - of_step) // of_one
+            tokens = f"{self.num_blocks * BLOCK_TOKENS} tokens"
+            if windows is not None:
+                tokens = f"layers with a window of {windows.window} keep no more"
             cache = (
-                f"{mib(self.kv_bytes)}: {self.num_blocks} blocks, {tokens} tokens, "
-                f"{tokens // self.limits.context} sequences of {self.limits.context}"
+                f"{mib(self.kv_bytes)}: {self.num_blocks} blocks, {tokens}, "
+                f"{sequences} sequences of {context}"
             )
         return "\n".join(
             (
@@ -134,12 +151,13 @@ def measure(
         host_bytes=host_bytes(weights),
         adapters=adapter_bytes(stacks),
         activations=plan_activations(config, weights, limits, geometry, stacks),
-        input_bytes=_largest_input(config, limits),
+        input_bytes=_largest_input(config, limits, options),
         cache_blocks=tuple(_cache_block(layer, options.kv_dtype) for layer in layers),
         limits=limits,
         hidden_block=spec((BLOCK_TOKENS, config.hidden_size), "f2") if config.predicts else None,
         states=options.running_slots(config) * state_bytes(config),
         state_slots=options.running_slots(config),
+        windows=plan_windows(config, options, BLOCK_TOKENS),
         activation_slices=_activation_slices(config, options, stored_bytes(weights)),
     )
     one, left = state_bytes(config), needs.allowed - needs.fixed_bytes
@@ -167,10 +185,10 @@ def make_plan(
     """
     needs = measure(config, weights, options, geometry, memory_free, adapters)
     left = needs.allowed - needs.fixed_bytes
-    num_blocks = least = least_blocks(needs, options)
+    num_blocks = least = needed_blocks(needs, options)
     if needs.cache_blocks and options.kv_blocks is None:
         fitting = max(left, 0) // needs.block_bytes
-        num_blocks = min(fitting, options.max_sequences * least)
+        num_blocks = min(fitting, most_blocks(needs.windows, options, _context_blocks(needs)))
     if num_blocks < least or num_blocks * needs.block_bytes > left:
         cache = "no cache"
         if least:
@@ -187,12 +205,14 @@ def make_plan(
     return MemoryPlan(**values, num_blocks=num_blocks)
 
 
-def least_blocks(needs: MemoryNeeds, options: LoadOptions) -> int:
+def needed_blocks(needs: MemoryNeeds, options: LoadOptions) -> int:
     """Returns the blocks that there must be: for one sequence, or as many as were asked for."""
     if not needs.cache_blocks:
         return 0
-    if options.kv_blocks is not None:
-        return options.kv_blocks
+    return least_blocks(needs.windows, options, _context_blocks(needs))
+
+
+def _context_blocks(needs: MemoryNeeds) -> int:
     return ceil_div(needs.limits.context, BLOCK_TOKENS)
 
 
@@ -232,9 +252,10 @@ def _cache_block(layer: LayerConfig, kv_dtype: str) -> LayerCache[ArraySpec]:
     return LayerCache(keys, spec((*rows, layer.value_dim), stored), scales, scales)
 
 
-def _largest_input(config: ModelConfig, limits: StepLimits) -> int:
+def _largest_input(config: ModelConfig, limits: StepLimits, options: LoadOptions) -> int:
     """Returns the bytes of the inputs of the largest step."""
     causal, vocab = config.causal, config.vocab_size
+    windows = plan_windows(config, options, BLOCK_TOKENS)
     shape = StepShape(
         tokens=limits.tokens,
         sequences=limits.sequences,
@@ -247,6 +268,7 @@ def _largest_input(config: ModelConfig, limits: StepLimits) -> int:
         sums=limits.sums,
         predictor=PredictorUse.FILL if config.predicts else PredictorUse.NONE,
         checked=limits.sequences if config.has_states else 0,
+        window_groups=0 if windows is None else windows.count,
     )
     if not causal:
         return StepLayout(shape).nbytes

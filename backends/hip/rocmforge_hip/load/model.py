@@ -88,6 +88,7 @@ class ModelLoading:
             geometry=self._geometry,
             arena=arena,
             caches=self._new_caches(),
+            window_groups=() if plan.windows is None else plan.windows.group_of,
             states=self._new_states(),
             hidden=self._new_hidden(),
             tables={} if tables is None else _upload_tables(device, tables),
@@ -170,7 +171,11 @@ class ModelLoading:
     def _new_caches(self) -> tuple[LayerCache[DeviceArray], ...]:
         if not self._config.causal:
             return ()
-        return tuple(self._new_cache(layer) for layer in range(self._config.num_layers))
+        windows = self._plan.windows
+        if windows is None:
+            return tuple(self._new_cache(layer) for layer in range(self._config.num_layers))
+        caches = {layer: self._new_cache(layer) for layer in sorted(set(windows.cache_of))}
+        return tuple(caches[layer] for layer in windows.cache_of)
 
     def _new_states(self) -> tuple[tuple[DeviceArray, ...], ...]:
         """Makes room for states; nobody reads what it holds before they have been written."""

@@ -122,6 +122,7 @@ class CachedAttention:
         caches: By layer.
         tables: By whether they are for `local_rope`.
         query_gains: As `RopeTables.query_gains`.
+        window_groups: As `Resources.window_groups`.
     """
 
     def __init__(
@@ -134,8 +135,10 @@ class CachedAttention:
         caches: tuple[LayerCache[DeviceArray], ...],
         tables: Mapping[bool, DeviceRopeTable],
         query_gains: DeviceArray | None,
+        window_groups: tuple[int, ...],
     ) -> None:
         self.caches: Final = caches
+        self._window_groups = window_groups
         self._config = config
         self._geometry = geometry
         self._arena = arena
@@ -202,7 +205,7 @@ class CachedAttention:
             **self._rotation(spec),
             q_gains=self._query_gains,
             positions=step.inputs.positions,
-            slots=step.inputs.slots,
+            slots=self._slots(step, spec.layer),
             q_out=out,
             k_cache=cache.keys,
             v_cache=cache.values,
@@ -219,6 +222,17 @@ class CachedAttention:
             eps=config.norm_eps,
         )
         return Activation(self._arena.rotated, q.rows, q.features, f16=out)
+
+    def _slots(self, step: DeviceStep, layer: int) -> DeviceArray:
+        """Returns where a layer stores keys and values, int64 [T]."""
+        group = self._window_groups[layer] if self._window_groups else 0
+        return step.inputs.window_slots.rows(group - 1, group) if group else step.inputs.slots
+
+    def _block_table(self, step: DeviceStep, layer: int) -> DeviceArray:
+        """Returns where a layer finds them, int32 [S, M]."""
+        group = self._window_groups[layer] if self._window_groups else 0
+        inputs = step.inputs
+        return inputs.window_tables.rows(group - 1, group) if group else inputs.block_table
 
     def _rotation(self, spec: AttentionSpec) -> _Rotation:
         """Returns how a layer rotates, as kernels take it: no elements do if it does not."""
@@ -287,7 +301,7 @@ class CachedAttention:
             v_cache=values,
             k_scale=cache.key_scale,
             v_scale=value_scale,
-            block_table=inputs.block_table,
+            block_table=self._block_table(step, spec.layer),
             sequences=inputs.decodes,
             query_start=inputs.query_start,
             context_len=inputs.context_len,
@@ -355,7 +369,7 @@ class CachedAttention:
             v_cache=values,
             k_scale=cache.key_scale,
             v_scale=value_scale,
-            block_table=inputs.block_table,
+            block_table=self._block_table(step, spec.layer),
             sequences=inputs.prefills,
             query_start=inputs.query_start,
             context_len=inputs.context_len,

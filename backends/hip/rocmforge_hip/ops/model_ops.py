@@ -50,6 +50,8 @@ class Resources:
     library: KernelLibrary
     geometry: Geometry
     arena: ActivationArrays[DeviceArray]
+    # Of each layer the number of its block table; none, if all have the same.
+    window_groups: tuple[int, ...]
     caches: tuple[LayerCache[DeviceArray], ...]  # by layer; none of a model that is not causal
     states: tuple[tuple[DeviceArray, ...], ...] = ()  # of each layer, [slots, ...] each
     hidden: DeviceArray | None = None  # states kept for the predictor, [slots, hidden_size]
@@ -108,6 +110,7 @@ class HipOps:
                 resources.caches,
                 tables,
                 resources.query_gains,
+                resources.window_groups,
             )
         else:
             self._full = FullAttention(config, library, tables, resources.slopes)

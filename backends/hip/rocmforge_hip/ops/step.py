@@ -71,6 +71,7 @@ class StepShape:
     longest_checked: int = 0
     lora_tiles: int = 0  # of rows with one adapter: see `adapters.tile_rows`
     sums: int = 0  # ranges of hidden states
+    window_groups: int = 0  # of layers, with block tables of their own
     predictor: PredictorUse = PredictorUse.NONE
 
 
@@ -180,6 +181,8 @@ class StepArrays(Generic[X]):
     target: X  # int32 [L]
     row_source: X  # int32 [L], token_source of the row's token
     block_table: X  # int32 [S, M]
+    window_tables: X  # int32 [G, S, M]; G groups of layers, none where there is one table
+    window_slots: X  # int64 [G, T]
     hidden_ranges: X  # int32 [sums, 2]
     lora_tiles: X  # int32 [lora_tiles, 3]
     lora_order: X  # int32 [T]; empty if no sequence has an adapter
@@ -226,6 +229,8 @@ def _specs(shape: StepShape, lists: ListSizes) -> StepArrays[ArraySpec]:
         target=ints,
         row_source=ints,
         block_table=spec((sequences, shape.blocks), "i4"),
+        window_tables=spec((shape.window_groups, sequences, shape.blocks), "i4"),
+        window_slots=spec((shape.window_groups, tokens), "i8"),
         hidden_ranges=spec((shape.sums, 2), "i4"),
         lora_tiles=spec((shape.lora_tiles, 3), "i4"),
         lora_order=spec((tokens if shape.lora_tiles else 0,), "i4"),
@@ -292,15 +297,27 @@ class StepLayout:
             target[:count] = values if values.ndim == 1 else values.reshape(-1)
             if count < section.count and padding is not None:
                 target[count:] = padding
-        table = self._sections.block_table
-        target = buffer[table.offset : table.stop].view(table.dtype).reshape(table.shape)
         rows, columns = step.block_table.shape
         columns = min(columns, self.shape.blocks)
-        target[:rows, :columns] = step.block_table[:, :columns]
+        table = self._array(self._sections.block_table, buffer)
+        table[:rows, :columns] = step.block_table[:, :columns]
+        if self.shape.window_groups:
+            tables = self._array(self._sections.window_tables, buffer)
+            tables[:, :rows, :columns] = step.window_tables[:, :, :columns]
+            slots = self._array(self._sections.window_slots, buffer)
+            slots[:, : step.num_tokens] = step.window_slots
+            slots[:, step.num_tokens :] = PADDING_SLOT
+
+    @staticmethod
+    def _array(section: Section, buffer: npt.NDArray[np.uint8]) -> npt.NDArray[Any]:
+        """Returns an array of several dimensions."""
+        part = buffer[section.offset : section.stop]
+        array: npt.NDArray[Any] = part.view(section.dtype).reshape(section.shape)
+        return array
 
 
 def _contents(step: StepInput, whole: StepInput, shape: StepShape) -> StepArrays[Content]:
-    """Returns the values and the padding of every array but the block table."""
+    """Returns the values and the padding of every array but those of several dimensions."""
     new_tokens = np.diff(step.query_start)
     batch, nothing = step.sampling, np.zeros(0, np.int32)
     # The decodes of a graph stand first, so its padding is the sequences behind them.
@@ -341,6 +358,8 @@ def _contents(step: StepInput, whole: StepInput, shape: StepShape) -> StepArrays
         target=(batch.target_ids, -1),
         row_source=(step.token_source[step.logit_rows], HOST_KNOWS),
         block_table=(nothing, None),
+        window_tables=(nothing, None),
+        window_slots=(nothing, None),
         hidden_ranges=(step.hidden_ranges, 0),
         lora_tiles=(tiles, 0),
         lora_order=(order, 0),

@@ -34,11 +34,13 @@ def as_decodes(step: StepInput, most: int) -> StepInput:
     if len(step.state_reads) and counts.max() > MAX_KEPT_STATES:
         return step  # no draft
     owners = np.repeat(np.arange(step.num_sequences), counts)
+    tables = step.window_tables
     return replace(
         step,
         query_start=np.arange(count + 1, dtype=np.int32),
         context_len=step.positions + 1,
         block_table=step.block_table[owners],
+        window_tables=tables[:, owners] if len(tables) else tables,
         adapters=step.token_adapters,
         state_reads=step.state_reads[:0],
         state_writes=step.state_writes[:0],

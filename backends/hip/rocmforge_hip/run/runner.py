@@ -298,6 +298,7 @@ class HipRunner:
         bytes_read = self._reads.of(step)
         if self._copies is not None:
             self._copies.before_step(step)
+        assert len(step.window_tables) == self._info.window_groups, "a table for each group"
         whole, step = step, as_decodes(step, self._limits.sequences)
         needs = SamplingNeeds.of(step.sampling)
         bucket = self._bucket(step, whole)
@@ -435,6 +436,7 @@ class HipRunner:
             predictor=self._use_of_predictor(step),
             checked=self._size_for(whole.num_sequences) if checks_states else 0,
             longest_checked=_longest_checked(longest) if checks_states else 0,
+            window_groups=len(step.window_tables),
         )
 
     def _size_for(self, sequences: int) -> int:
@@ -492,8 +494,15 @@ def _reads_new_keys(step: StepInput) -> bool:
     if not len(rows):
         return False
     columns = step.positions[rows] // BLOCK_TOKENS
-    written = step.slot_mapping[rows] // BLOCK_TOKENS
-    return bool(((step.block_table[:, columns] == written).sum(axis=0) > 1).any())
+    tables = zip(
+        (step.block_table, *step.window_tables),
+        (step.slot_mapping, *step.window_slots),
+        strict=True,
+    )
+    return any(
+        bool(((table[:, columns] == slots[rows] // BLOCK_TOKENS).sum(axis=0) > 1).any())
+        for table, slots in tables
+    )
 
 
 def _longest_checked(tokens: int) -> int:
@@ -523,4 +532,5 @@ def exact_shape(step: StepInput, predictor: PredictorUse = PredictorUse.NONE) ->
         lora_tiles=len(tile_rows(step.token_adapters)[0]) if len(step.adapters) else 0,
         sums=len(step.hidden_ranges),
         predictor=predictor,
+        window_groups=len(step.window_tables),
     )

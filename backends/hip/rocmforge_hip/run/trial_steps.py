@@ -19,6 +19,7 @@ from rocmforge.backend.protocol import (
     StepInput,
     StepOutput,
 )
+from rocmforge.backend.windows import with_windows
 from rocmforge_hip.device.constants import BLOCK_TOKENS
 from rocmforge_hip.ops.activations import StepLimits
 from rocmforge_hip.run.runner import MIN_GRAPH_BLOCKS, HipRunner, graph_sizes
@@ -59,7 +60,9 @@ class TrialSteps:
         info = runner.info
         self._info = info
         self._limits = limits
-        self._most = min((limits.context - TURNS) // BLOCK_TOKENS, info.num_blocks - 1)
+        # A block is of one group of layers: what has a place in all of them takes as many.
+        self._num_blocks = info.num_blocks // (1 + info.window_groups)
+        self._most = min((limits.context - TURNS) // BLOCK_TOKENS, self._num_blocks - 1)
         self._shared = min(2, self._most)
         end = self._shared * BLOCK_TOKENS
         for first in range(0, end, limits.tokens):
@@ -69,7 +72,7 @@ class TrialSteps:
     @property
     def batch_sizes(self) -> tuple[int, ...]:
         """The sequences that graphs have room for and there are blocks for, ascending."""
-        room = self._info.num_blocks - self._shared
+        room = self._num_blocks - self._shared
         if self._info.state_slots:
             room = min(room, self._info.state_slots)
         return tuple({min(size, room): None for size in graph_sizes(self._limits.sequences)})
@@ -94,7 +97,7 @@ class TrialSteps:
             return None
         rows = np.arange(case.sequences, dtype=np.int32)
         zeros, own = np.zeros_like(rows), self._shared + rows
-        return StepInput(
+        trial = StepInput(
             step_id=0,
             token_ids=1 + rows % np.int32(self._info.vocab_size - 1),
             token_source=np.full_like(rows, NO_SOURCE),
@@ -108,6 +111,7 @@ class TrialSteps:
             state_reads=rows,
             state_writes=rows,
         )
+        return with_windows(trial, self._info)
 
     def step(self, case: TrialCase, turn: int) -> StepInput:
         """Makes a step, the same one for the same arguments."""
@@ -123,7 +127,7 @@ class TrialSteps:
         sources = np.where((turn > 0) & (rows % 2 == 0), rows, NO_SOURCE)
         states = self._states((rows + turn) % count)
         adapters = (rows + turn) % len(self._info.adapters) if case.has_adapters else rows[:0]
-        return StepInput(
+        trial = StepInput(
             step_id=turn,
             token_ids=rng.integers(0, self._info.vocab_size, count, np.int32),
             token_source=sources.astype(np.int32),
@@ -138,10 +142,11 @@ class TrialSteps:
             state_reads=states,
             state_writes=states,
         )
+        return with_windows(trial, self._info)
 
     def _prompt(self, first: int, end: int) -> StepInput:
         tokens = np.arange(first, end, dtype=np.int32)
-        return StepInput(
+        trial = StepInput(
             step_id=0,
             token_ids=tokens % np.int32(self._info.vocab_size),
             token_source=np.full(len(tokens), NO_SOURCE, np.int32),
@@ -155,6 +160,7 @@ class TrialSteps:
             state_reads=self._states(np.zeros(1, int)),
             state_writes=self._states(np.where(tokens == end - 1, 0, NO_SLOT)),
         )
+        return with_windows(trial, self._info)
 
     def _states(self, slots: npt.NDArray[np.int_]) -> Int32Array:
         """Returns the slots of states, or none for a model without states."""

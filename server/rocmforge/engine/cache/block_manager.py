@@ -10,6 +10,7 @@ from rocmforge.engine.cache.blocks import BlockAllocator
 from rocmforge.engine.cache.state_keeper import StateKeeper
 from rocmforge.engine.cache.tiers.tiers import Arrival, CacheTiers
 from rocmforge.engine.cache.tiers.worth import ComputeNs, worth_restoring
+from rocmforge.engine.cache.window_blocks import WindowBlocks
 from rocmforge.engine.ipc.totals import Totals
 from rocmforge.engine.sequence.sequence import Sequence
 
@@ -17,7 +18,8 @@ from rocmforge.engine.sequence.sequence import Sequence
 class BlockManager:
     """Gives blocks to sequences and takes them back; equal prefixes share theirs.
 
-    With states, a prefix is shared up to a snapshot of the states at its end.
+    With states, a prefix is shared up to a snapshot of the states at its end; with windows that
+    release blocks, up to where the blocks are found that the next token sees.
 
     Args:
         num_blocks: of the cache.
@@ -28,6 +30,9 @@ class BlockManager:
         num_between: of those, for states between draft tokens.
         totals: counters to continue; those of states only.
         tiers: where blocks go that are given up; None = nowhere.
+        window_groups: groups of layers that have a window and release blocks behind it.
+        window: tokens, the largest of these.
+        step_tokens: most tokens of a step, if there are such groups.
     """
 
     def __init__(
@@ -41,8 +46,22 @@ class BlockManager:
         num_between: int = 0,
         totals: Totals | None = None,
         tiers: CacheTiers | None = None,
+        window_groups: int = 0,
+        window: int = 0,
+        step_tokens: int = 0,
     ) -> None:
         self._allocator = BlockAllocator(num_blocks, None if tiers is None else tiers.blocks)
+        self._windows: WindowBlocks | None = None
+        if window_groups:
+            assert not num_slots, "states are of models without such groups"
+            assert tiers is None, "blocks of such groups are not kept elsewhere"
+            self._windows = WindowBlocks(
+                self._allocator,
+                block_size,
+                window=window,
+                groups=window_groups,
+                step_tokens=step_tokens,
+            )
         self._tiers = tiers
         self._block_size = block_size
         self._keeps_prefixes = keeps_prefixes
@@ -74,6 +93,12 @@ class BlockManager:
         return self._allocator.num_cached
 
     @property
+    def _num_free(self) -> int:
+        """Blocks that are free and for anybody."""
+        withheld = 0 if self._windows is None else self._windows.withheld
+        return self._allocator.num_free - withheld
+
+    @property
     def num_slots(self) -> int:
         """All state slots."""
         return 0 if self._states is None else self._states.num_slots
@@ -92,6 +117,10 @@ class BlockManager:
         """Learns that a step is to be scheduled; the one before is on its way to the device."""
         if self._states is not None:
             self._states.begin_step()
+        if self._windows is not None:
+            for seq in self._windows.take_computed():
+                self.publish(seq)
+                self._windows.slide(seq)
 
     def room(self, seq: Sequence) -> int:
         """Returns how many tokens fit into the blocks that the sequence holds."""
@@ -117,12 +146,18 @@ class BlockManager:
             if states.is_full or (snapshot is not None and states.is_coming(snapshot)):
                 return False
             cached = cached[: 0 if snapshot is None else snapshot.end // self._block_size]
+        of_windows = 0
+        if self._windows is not None:
+            cached = cached[: self._windows.reach(seq, len(cached))]
+            of_windows = self._windows.blocks_for(seq)
         for block in cached:
             self._allocator.share(block)
         fresh = -(-end // self._block_size) - len(cached)
-        if self._allocator.num_free < fresh + reserve:
+        if self._num_free < fresh + of_windows + reserve:
             self._allocator.release(cached)
             return False
+        if self._windows is not None:  # before what it has found is given away
+            self._windows.begin(seq, len(cached), parting // self._block_size)
         for block in cached:
             seq.hold(block)
         for _ in range(fresh):
@@ -247,7 +282,7 @@ class BlockManager:
     def extend(self, seq: Sequence, end: int, *, reserve: int = 0) -> bool:
         """Makes room for `end` tokens; False if that leaves less than `reserve` blocks free."""
         missing = -(-end // self._block_size) - seq.num_blocks
-        if missing > 0 and self._allocator.num_free < missing + reserve:
+        if missing > 0 and self._num_free < missing + reserve:
             return False
         for _ in range(missing):
             seq.hold(self._allocator.allocate())
@@ -259,6 +294,8 @@ class BlockManager:
 
     def advance(self, seq: Sequence) -> None:
         """Takes in that the step that is being scheduled computes a sequence up to its end."""
+        if self._windows is not None:
+            self._windows.advance(seq)
         self.publish(seq)
         if self._states is not None:
             self._states.advance(seq)
@@ -279,10 +316,14 @@ class BlockManager:
         full = min(seq.num_computed, seq.num_known) // self._block_size
         for i in range(seq.num_published, full):
             self._allocator.publish(int(seq.block_ids[i]), seq.block_key(i))
+            if self._windows is not None:
+                self._windows.publish(seq, i)
         seq.num_published = max(full, seq.num_published)
 
     def forget(self, seq: Sequence) -> None:
         """Takes what a sequence has computed out of the prefix index."""
+        if self._windows is not None:
+            self._windows.forget(seq, seq.num_published)
         for block in seq.blocks:
             self._allocator.forget(block)
         seq.num_published = seq.num_blocks  # nothing of it is worth keeping
@@ -293,6 +334,8 @@ class BlockManager:
         """Takes back all that a sequence holds; what is in its blocks can be found still."""
         self.publish(seq)
         self._allocator.release(seq.blocks)
+        if self._windows is not None:
+            self._windows.end(seq)
         if self._states is not None:
             self._states.end(seq)
         seq.drop_cache()
@@ -301,7 +344,8 @@ class BlockManager:
         """Asserts that what these sequences hold explains every count."""
         holders = tuple(sequences)
         arriving = ([*each.held, *each.blocks.places] for each in self.arrivals)
-        self._allocator.check_integrity((*(seq.blocks for seq in holders), *arriving))
+        windows = () if self._windows is None else self._windows.check_integrity(holders)
+        self._allocator.check_integrity((*(seq.blocks for seq in holders), *arriving, *windows))
         if self._tiers is not None:
             self._tiers.check_integrity()
         if self._states is not None:

@@ -93,15 +93,22 @@ class BlockAllocator:
         self._index.add(key, block)
 
     def forget(self, block: int) -> None:
-        """Takes a block that is in use out of the prefix index."""
+        """Takes a block out of the prefix index."""
         self._index.discard(block)
+        if block in self._cached:
+            del self._cached[block]
+            self._empty.append(block)
         if self._watcher is not None:
             self._watcher.forgets(block)
 
-    def release(self, blocks: Sequence[int]) -> None:
+    def release(self, blocks: Sequence[int], *, first_to_go: bool = False) -> None:
         """Drops one reference to each block of a sequence, given in order of position.
 
         The last ones become the oldest of the cache: a prefix loses its tail first.
+
+        Args:
+            blocks: of a sequence.
+            first_to_go: whether they are worth less than all that is cached.
         """
         for position, block in reversed(tuple(enumerate(blocks))):
             self._counts[block] -= 1
@@ -110,6 +117,7 @@ class BlockAllocator:
             key = self._index.key_of(block)
             if key is not None:
                 self._cached[block] = None
+                self._cached.move_to_end(block, last=not first_to_go)
                 if self._watcher is not None:
                     self._watcher.rests(block, key, position)
             else:

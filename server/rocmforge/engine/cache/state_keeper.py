@@ -17,8 +17,6 @@ from collections.abc import Callable, Iterable
 from itertools import pairwise
 from typing import Final
 
-import numpy as np
-
 from rocmforge.backend.protocol import NO_SLOT
 from rocmforge.engine.cache.blocks import Watcher
 from rocmforge.engine.cache.snapshots import Snapshots
@@ -26,6 +24,7 @@ from rocmforge.engine.cache.state_slots import StateSlots
 from rocmforge.engine.cache.tiers.tiers import Arrival
 from rocmforge.engine.ipc.totals import Totals
 from rocmforge.engine.sequence.block_keys import BlockKey
+from rocmforge.engine.sequence.message_ends import message_ends
 from rocmforge.engine.sequence.sequence import Sequence
 from rocmforge.engine.sequence.states import SequenceStates, Snapshot, last_kept
 
@@ -257,15 +256,8 @@ class StateKeeper:
             self._snapshots.give_back(slot)
 
     def _points(self, seq: Sequence) -> set[int]:
-        """Returns where snapshots of a prompt are taken, whatever is found of it.
-
-        A message ends with a token that would end an answer.
-        """
-        last_token = seq.num_prompt - 1
-        is_end = np.isin(seq.tokens[:last_token], seq.request.eos_ids)
-        ends = (np.flatnonzero(is_end) + 1) // self._block_size * self._block_size
-        if not len(ends):
-            ends = np.array([last_token // self._block_size * self._block_size])
+        """Returns where snapshots of a prompt are taken, whatever is found of it."""
+        ends = message_ends(seq) // self._block_size * self._block_size
         points = {int(ends[0]), int(ends[-1])}
         for start, stop in pairwise((0, *sorted(points))):
             previous = start

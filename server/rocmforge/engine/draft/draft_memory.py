@@ -20,6 +20,7 @@ def draft_options(options: LoadOptions) -> LoadOptions:
         draft_tokens=0,
         device_experts=None,
         state_snapshots=0,
+        releases_windows=False,
     )
 
 

@@ -37,10 +37,15 @@ def build_step(
     owner = np.repeat(np.arange(len(chunks)), counts)  # [T], the sequence of each token
     positions = np.arange(len(owner), dtype=np.int32) + (starts - query_start[:-1])[owner]
     block_table = _block_table(chunks)
+    window_tables = _window_tables(chunks, block_table.shape[1])
     slots = np.zeros(len(owner), np.int64)
+    window_slots = np.zeros((0, 0), np.int64)
     if block_table.size:  # else there is no cache
-        blocks = block_table[owner, positions // block_size].astype(np.int64)
-        slots = blocks * block_size + positions % block_size
+        columns, offsets = positions // block_size, positions % block_size
+        slots = block_table[owner, columns].astype(np.int64) * block_size + offsets
+    if window_tables.size:
+        blocks = window_tables[:, owner, columns].astype(np.int64)
+        window_slots = blocks * block_size + offsets
     token_source = np.full(len(owner), NO_SOURCE, np.int32)
     token_source[query_start[1:] - 1] = [chunk.source_row for chunk in chunks]
     rows = _Rows(chunks, query_start)
@@ -61,6 +66,8 @@ def build_step(
         adapters=_adapters(chunks),
         state_reads=state_reads,
         state_writes=state_writes,
+        window_tables=window_tables,
+        window_slots=window_slots,
         embedding_tokens=embedding_tokens,
         embedding_rows=embedding_rows,
     )
@@ -177,6 +184,21 @@ def _block_table(chunks: list[Chunk]) -> Int32Array:
         num_blocks = chunk.sequence.num_blocks
         row[:num_blocks] = chunk.sequence.block_ids[:num_blocks]
     return table
+
+
+def _window_tables(chunks: list[Chunk], width: int) -> Int32Array:
+    """Returns the block tables of each group of layers with a window, [G, B, M].
+
+    The tables of a sequence are 0 where it holds no block. Without groups, nothing has a size.
+    """
+    if chunks[0].sequence.windows is None:
+        return np.zeros((0, 0, 0), np.int32)
+    tables = np.zeros((len(chunks[0].sequence.windows.tables), len(chunks), width), np.int32)
+    for row, chunk in enumerate(chunks):
+        windows = chunk.sequence.windows
+        assert windows is not None, "it runs"
+        tables[:, row, : windows.stop] = windows.tables[:, : windows.stop]
+    return tables
 
 
 class _Rows:

@@ -20,6 +20,7 @@ from heapq import heappop, heappush
 from msgspec import structs
 
 from rocmforge.backend.protocol import RunnerInfo, StepOutput
+from rocmforge.backend.windows import context_blocks
 from rocmforge.engine.cache.block_manager import BlockManager
 from rocmforge.engine.cache.tiers.tiers import CacheTiers
 from rocmforge.engine.constraint.constraint import Constraint
@@ -61,7 +62,9 @@ class Scheduler:
         self._masks_late = masks_late
         self._causal = info.causal
         if info.causal:
-            self.max_context = min(info.max_context, info.num_blocks * info.block_size)
+            self.max_context = min(
+                info.max_context, context_blocks(info, limits.max_batched_tokens) * info.block_size
+            )
         else:  # prompts are computed whole, and leave nothing behind
             self.max_context = min(info.max_context, limits.max_batched_tokens)
             limits = replace(limits, prefix_cache=False, max_stall_ns=0)
@@ -77,6 +80,9 @@ class Scheduler:
             num_between=self._num_between,
             totals=totals,
             tiers=tiers,
+            window_groups=info.window_groups,
+            window=info.window,
+            step_tokens=limits.max_batched_tokens,
         )
         self._learns_costs = bool(limits.max_stall_ns) or tiers is not None
         self._live: dict[int, Sequence] = {}

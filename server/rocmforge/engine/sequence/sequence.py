@@ -14,6 +14,7 @@ from rocmforge.engine.sequence.drafting import Drafting, DraftMethod
 from rocmforge.engine.sequence.embeddings import Embeddings
 from rocmforge.engine.sequence.pooling import Pool
 from rocmforge.engine.sequence.states import SequenceStates
+from rocmforge.engine.sequence.windows import SequenceWindows
 
 
 class Status(Enum):
@@ -142,6 +143,7 @@ class Sequence:
         self.block_ids: Int32Array = np.zeros(-(-self.compute_limit // block_size), np.int32)
         self.num_blocks = 0
         self.states: SequenceStates | None = None  # while it runs, if the model has states
+        self.windows: SequenceWindows | None = None  # the same, if layers release blocks
         self.num_published = 0  # blocks offered to the prefix index
         self._keys: list[BlockKey] = []
 

@@ -1,0 +1,20 @@
+"""Where the messages of a prompt end: other prompts often part there."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rocmforge.backend.protocol import Int32Array
+from rocmforge.engine.sequence.sequence import Sequence
+
+
+def message_ends(seq: Sequence) -> Int32Array:
+    """Returns the tokens up to the end of each message, [N], N at least 1.
+
+    A message ends with a token that would end an answer. A prompt without one is one message. Its
+    last token is never reused, so nothing ends there.
+    """
+    last_token = seq.num_prompt - 1
+    is_end = np.isin(seq.tokens[:last_token], seq.request.eos_ids)
+    ends = np.flatnonzero(is_end) + 1
+    return (ends if len(ends) else np.array([last_token])).astype(np.int32)
