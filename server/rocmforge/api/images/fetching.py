@@ -69,7 +69,7 @@ class Fetcher:
         url = _parsed(address)
         self._given(url)  # before anything is waited for
         try:
-            async with asyncio.timeout(self._limits.seconds), self._slots:
+            async with self._slots, asyncio.timeout(self._limits.seconds):
                 for _ in range(1 + self._limits.redirects):
                     found = await self._get(url)
                     if isinstance(found, bytes):
@@ -87,7 +87,7 @@ class Fetcher:
         for address in await self._addresses(url):
             # One connection each: none is taken that was made for another name.
             transport = httpx2.AsyncHTTPTransport(
-                verify=self._context(), trust_env=False, retries=0
+                verify=self._context(url.scheme), trust_env=False, retries=0
             )
             request = httpx2.Request(
                 "GET",
@@ -154,10 +154,11 @@ class Fetcher:
             )
         return rule.address
 
-    def _context(self) -> ssl.SSLContext:
-        if self._tls is None:
+    def _context(self, scheme: str) -> ssl.SSLContext | bool:
+        """Returns how certificates are checked, which takes a while; only https: has some."""
+        if self._tls is None and scheme == "https":
             self._tls = httpx2.create_ssl_context()
-        return self._tls
+        return False if self._tls is None else self._tls
 
 
 def _parsed(address: str) -> httpx2.URL:

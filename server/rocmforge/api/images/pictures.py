@@ -21,6 +21,7 @@ MAX_IMAGES: Final = 64
 """Of one request."""
 MAX_BYTES: Final = 64 * 1024 * 1024
 """Of the files of all images of one request."""
+_FETCHES: Final = 4
 
 
 class Pictures:
@@ -55,8 +56,8 @@ class Pictures:
                 f"The request has {len(images)} images, but it may have {MAX_IMAGES}.",
                 param=images[MAX_IMAGES].path,
             )
-        left = _Allowance(MAX_BYTES)
-        tasks = [asyncio.create_task(self._read(i, vision, owner, left)) for i in images]
+        share = _Share(MAX_BYTES)
+        tasks = [asyncio.create_task(self._read(i, vision, owner, share)) for i in images]
         try:
             return tuple(await asyncio.gather(*tasks))
         finally:
@@ -68,18 +69,21 @@ class Pictures:
         self._readers.close()
 
     async def _read(
-        self, image: PlacedImage, vision: VisionConfig, owner: int, left: _Allowance
+        self, image: PlacedImage, vision: VisionConfig, owner: int, share: _Share
     ) -> PromptImage:
         def read() -> PromptImage:
             data = read_data(image.url, MAX_BYTES) if fetched is None else fetched
-            left.take(len(data))
+            share.take(len(data))
             # Only of a processor that cuts images into tiles does it make a difference.
             splits = vision.processor.splits and image.detail != "low"
             config = replace(vision.processor, splits=splits)
             return PromptImage.of(self._readers.read(data, config, owner), vision)
 
         try:
-            fetched = None if is_data(image.url) else await self._fetcher.fetch(image.url)
+            fetched = None
+            if not is_data(image.url):
+                async with share.fetches:
+                    fetched = await self._fetcher.fetch(image.url)
             return await self._workers.run(owner, read)
         except InvalidParameter as error:
             raise InvalidParameter(
@@ -87,13 +91,15 @@ class Pictures:
             ) from error
 
 
-class _Allowance:
-    """The bytes that the files of a request may still have."""
+class _Share:
+    """The rest of what one request may take."""
 
     def __init__(self, num_bytes: int) -> None:
         self._left = num_bytes
+        self.fetches = asyncio.Semaphore(_FETCHES)  # at once
 
     def take(self, count: int) -> None:
+        """Takes bytes of files."""
         self._left -= count
         if self._left < 0:
             raise InvalidParameter(

@@ -1,0 +1,166 @@
+"""`rocmforge serve` with a tiny SmolVLM, from the file of an image to an answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from openai import OpenAI
+from tokenizers import AddedToken
+
+from tests.api.live import metric
+from tests.data.models.tiny_towers import SMOLVLM, write_tower_folder
+from tests.support.pictures import BLUE, RED, data_address, encoded, picture
+from tests.support.server import LiveServer
+from tests.support.tokenizer_files import byte_level, write_tokenizer
+from tests.support.vision import TEMPLATE
+
+pytestmark = pytest.mark.slow
+
+MARKS = (
+    *("<image>", "<fake_token_around_image>", "<global-img>"),
+    *(f"<row_{row}_col_{column}>" for row in (1, 2, 3) for column in (1, 2, 3)),
+)
+ROWS_OF_A_TILE = 16
+REDS = data_address(encoded(picture(90, 90, color=RED)))
+BLUES = data_address(encoded(picture(90, 90, color=BLUE)))
+
+
+def write_smolvlm(folder: Path) -> Path:
+    """Writes a tiny model with a tower, a tokenizer and a chat template that shows images."""
+    tokenizer = byte_level()
+    tokenizer.add_special_tokens(
+        [AddedToken(mark, special=True, normalized=False) for mark in MARKS]
+    )
+    text = SMOLVLM.config["text_config"]
+    sizes = {"vocab_size": tokenizer.get_vocab_size(), "max_position_embeddings": 2048}
+    config = {
+        **SMOLVLM.config,
+        "image_token_id": tokenizer.token_to_id("<image>"),
+        "text_config": {**text, **sizes},
+    }
+    write_tower_folder(replace(SMOLVLM, config=config), folder)
+    write_tokenizer(folder, tokenizer, chat_template=TEMPLATE, eos_token="<|im_end|>")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    folder = tmp_path_factory.mktemp("images")
+    model = write_smolvlm(folder / "smolvlm")
+    command = ("-m", "rocmforge", "serve", str(model), "--served-model-name", "smolvlm")
+    limits = ("--port", "{port}", "--backend", "reference", "--max-sequences", "8")
+    with LiveServer([*command, *limits], folder / "log") as server:
+        yield server
+
+
+@pytest.fixture
+def client(server: LiveServer) -> Iterator[OpenAI]:
+    with OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def seen(*parts: str) -> list[Any]:
+    """A message of texts, and of images by their addresses."""
+    content: list[dict[str, Any]] = [
+        {"type": "image_url", "image_url": {"url": part, "detail": "low"}}
+        if part.startswith("data:")
+        else {"type": "text", "text": part}
+        for part in parts
+    ]
+    return [{"role": "user", "content": content}]
+
+
+def ask(client: OpenAI, messages: list[Any], **fields: Any) -> Any:
+    """An answer of 12 tokens, with their log-probabilities."""
+    return client.chat.completions.create(
+        model="smolvlm",
+        messages=messages,
+        temperature=0,
+        max_tokens=12,
+        logprobs=True,
+        extra_body={"ignore_eos": True},
+        **fields,
+    )
+
+
+def said(answer: Any) -> list[tuple[str, float]]:
+    return [(token.token, token.logprob) for token in answer.choices[0].logprobs.content]
+
+
+def test_an_answer_depends_on_what_an_image_shows(client: OpenAI) -> None:
+    red, blue = (ask(client, seen("What is it? ", image)) for image in (REDS, BLUES))
+    assert said(red) != said(blue)
+    assert said(red) == said(ask(client, seen("What is it? ", REDS)))
+    without = ask(client, seen("What is it? "))
+    marks = 3  # <fake_token_around_image> <global-img> ... <fake_token_around_image>
+    taken = red.usage.prompt_tokens - without.usage.prompt_tokens
+    assert taken == blue.usage.prompt_tokens - without.usage.prompt_tokens
+    assert taken == ROWS_OF_A_TILE + marks
+
+
+def test_the_order_of_images_matters(client: OpenAI) -> None:
+    first, second = seen("Which? ", REDS, BLUES), seen("Which? ", BLUES, REDS)
+    assert said(ask(client, first)) != said(ask(client, second))
+
+
+def test_a_large_image_is_cut_into_tiles(client: OpenAI) -> None:
+    wide = data_address(encoded(picture(192, 64)))
+    high = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": wide}}]}]
+    tiles = ask(client, high).usage.prompt_tokens - ask(client, seen(wide)).usage.prompt_tokens
+    marks = 2 * 3 + 2  # two tokens before each of three tiles, and two ends of lines
+    assert tiles == 3 * ROWS_OF_A_TILE + marks
+
+
+def test_an_image_that_is_seen_again_costs_no_tower(server: LiveServer, client: OpenAI) -> None:
+    image = data_address(encoded(picture(50, 50, color=(9, 99, 199))))
+    first = ask(client, seen("First: ", image))
+    computed = metric(server, "rocmforge_image_tiles_total")
+    turns = [
+        *seen("First: ", image),
+        {"role": "assistant", "content": first.choices[0].message.content},
+        {"role": "user", "content": "And then?"},
+    ]
+    ask(client, turns)
+    ask(client, seen("Another text: ", image))
+    assert metric(server, "rocmforge_image_tiles_total") == computed
+
+
+def test_eight_conversations_with_images_at_once_are_answered_as_alone(client: OpenAI) -> None:
+    images = [data_address(encoded(picture(40, 40, color=(30 * n, 200, 9)))) for n in range(8)]
+    asked = [seen(f"Number {number}: ", image) for number, image in enumerate(images)]
+    alone = [said(ask(client, messages)) for messages in asked]
+    with ThreadPoolExecutor(8) as pool:
+        together = [*pool.map(lambda messages: said(ask(client, messages)), asked)]
+    assert [[token for token, _ in one] for one in together] == [
+        [token for token, _ in one] for one in alone
+    ]
+
+
+def test_a_stream_says_the_same(client: OpenAI) -> None:
+    messages = seen("Stream: ", REDS)
+    stream = ask(client, messages, stream=True)
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices)
+    assert text == ask(client, messages).choices[0].message.content
+
+
+def test_a_damaged_image_disturbs_nobody(server: LiveServer, client: OpenAI) -> None:
+    damaged = data_address(encoded()[:70])
+    with ThreadPoolExecutor(4) as pool:
+        good = [pool.submit(ask, client, seen("Good: ", REDS)) for _ in range(3)]
+        body = {"model": "smolvlm", "messages": seen("Bad: ", damaged)}
+        bad = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60)
+        answers = {tuple(said(each.result())) for each in good}
+    assert bad.status_code == 400
+    assert "is a damaged PNG file" in bad.json()["error"]["message"]
+    assert len(answers) == 1
+
+
+def test_the_model_says_that_it_takes_images(client: OpenAI) -> None:
+    (model,) = client.models.list().data
+    assert "images" in model.capabilities  # type: ignore[attr-defined]
