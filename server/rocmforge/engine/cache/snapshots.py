@@ -35,6 +35,7 @@ class Snapshots:
         most: slots that they may take, and the tails of sequences.
         is_findable: whether the block with that key is in the cache.
         totals: counters to continue.
+        block_size: tokens of a block.
         watcher: is told what becomes of their slots.
     """
 
@@ -44,9 +45,11 @@ class Snapshots:
         most: int,
         is_findable: Callable[[BlockKey], bool],
         totals: Totals,
+        block_size: int = 1,
         watcher: Watcher | None = None,
     ) -> None:
         self.most = most
+        self._block_size = block_size
         self._watcher = watcher
         self._slots = slots
         self._is_findable = is_findable
@@ -109,9 +112,7 @@ class Snapshots:
             worth, worst = self._worst()
             if worst is None or worth >= gain:
                 return NO_SLOT
-            if self._watcher is not None:
-                self._watcher.leaves(worst.slot)
-            self._drop(worst)
+            self._let_go(worst)
             self._totals.state_snapshots_evicted += 1
         self._num_tails += 1
         return self._slots.take()
@@ -144,7 +145,7 @@ class Snapshots:
         if key in self._found:
             self._found[key].used = self._now
             return None
-        snapshot = Snapshot(key, end, slot, parent, self._now)
+        snapshot = Snapshot(key, end, slot, parent, self._now, has_rested=not is_new)
         self._found[key] = snapshot
         if is_coming:
             self._coming.add(snapshot)
@@ -152,12 +153,32 @@ class Snapshots:
         self._totals.state_snapshots_taken += is_new
         return snapshot
 
-    def rest(self, snapshot: Snapshot | None, block_size: int) -> None:
-        """Learns that the sequence has ended whose last snapshot this is: all may be saved."""
-        snapshot = last_kept(snapshot)
-        while snapshot is not None and self._watcher is not None:
-            self._watcher.rests(snapshot.slot, snapshot.key, snapshot.end // block_size)
-            snapshot = last_kept(snapshot.parent)
+    def rest(self, snapshot: Snapshot | None) -> None:
+        """Learns that the sequence has ended whose last snapshot this is: it may be saved.
+
+        So may those before it that have come since the one that the sequence went on from. The last
+        one is said last, as it is worth most.
+        """
+        news, snapshot = list[Snapshot](), last_kept(snapshot)
+        while snapshot is not None:
+            news.append(snapshot)
+            snapshot = None if snapshot.has_rested else last_kept(snapshot.parent)
+        for each in reversed(news):
+            self._say_rests(each)
+
+    def _say_rests(self, snapshot: Snapshot) -> None:
+        snapshot.has_rested = True
+        if self._watcher is not None:
+            place = snapshot.end // self._block_size
+            self._watcher.rests(snapshot.slot, snapshot.key, place)
+
+    def _let_go(self, snapshot: Snapshot) -> None:
+        """Gives a snapshot up for want of room; it may have been lost where it was saved."""
+        if snapshot.has_rested:
+            self._say_rests(snapshot)
+        if self._watcher is not None:
+            self._watcher.leaves(snapshot.slot)
+        self._drop(snapshot)
 
     def forget(self, snapshot: Snapshot) -> None:
         """Gives a snapshot up that is not to be trusted."""

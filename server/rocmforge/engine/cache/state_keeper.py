@@ -57,7 +57,9 @@ class StateKeeper:
     ) -> None:
         self._block_size = block_size
         self._slots = StateSlots(num_slots)
-        self._snapshots = Snapshots(self._slots, num_snapshots, is_findable, totals, watcher)
+        self._snapshots = Snapshots(
+            self._slots, num_snapshots, is_findable, totals, block_size, watcher
+        )
         self._num_running = 0
         self._num_between = num_between  # that are free
 
@@ -218,7 +220,7 @@ class StateKeeper:
             self._keep_tail(seq, states, is_coming=False)
         if states.tail != NO_SLOT:
             self._snapshots.give_back(states.tail)
-        self._snapshots.rest(states.base, self._block_size)
+        self._snapshots.rest(states.base)
         if states.source is not None:
             self._snapshots.release(states.source)
         self._slots.release(states.write)

@@ -22,6 +22,7 @@ class Snapshot:
     used: int  # when it was last of use, counted in sequences that began
     readers: int = 0  # steps and sequences that are to read it
     is_kept: bool = True  # whether it can be found
+    has_rested: bool = False  # whether a sequence that left it, or a later one, has ended
 
     @property
     def start(self) -> int:

@@ -213,6 +213,19 @@ def test_a_host_without_room_loses_snapshots_and_nothing_else() -> None:
         tiered.ask(prompt(number))
 
 
+def test_a_conversation_saves_its_old_snapshots_once() -> None:
+    """The host has room for a few; what went from there does not come again with each turn."""
+    tiered = bench(replace(STATEFUL, num_blocks=200, snapshots=60), states=3)
+    tokens = prompt(0)[:9]
+    for number in range(12):
+        tiered.ask(tokens)
+        tiered.rest()
+        tokens = [*tokens, *Numbered(8)(number)]
+    totals = tiered.core.report().stats.totals
+    assert totals.state_snapshots_evicted == 0
+    assert totals.tier_saved_states == totals.state_snapshots_taken >= 12
+
+
 def test_a_prompt_is_computed_if_the_host_has_no_slot_for_its_states(
     open_folder: OpenFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -261,13 +274,40 @@ class Told:
 def test_a_snapshot_that_is_not_trusted_is_not_saved_later() -> None:
     """Its slot gets the states of others."""
     told = Told()
-    snapshots = Snapshots(StateSlots(2), 2, lambda key: True, Totals(), told)
+    snapshots = Snapshots(StateSlots(2), 2, lambda key: True, Totals(), BLOCK, told)
     slot = snapshots.take_tail(8)
     snapshot = snapshots.keep(b"key", 8, slot, None, is_coming=False)
     assert snapshot is not None
-    snapshots.rest(snapshot, BLOCK)
+    snapshots.rest(snapshot)
     snapshots.forget(snapshot)
     assert told.said == [("rests at 2", slot), ("forgets", slot)]
+
+
+def test_the_last_snapshot_of_a_conversation_is_saved_last_and_old_ones_not_again() -> None:
+    """What is saved last stays longest in the host's memory."""
+    told = Told()
+    snapshots = Snapshots(StateSlots(4), 4, lambda key: True, Totals(), BLOCK, told)
+    last = None
+    for end in (4, 8, 12):
+        slot = snapshots.take_tail(end)
+        last = snapshots.keep(b"%d" % end, end, slot, last, is_coming=False)
+        if end > 4:
+            snapshots.rest(last)
+    assert [what for what, _ in told.said] == [f"rests at {place}" for place in (1, 2, 2, 3)]
+
+
+@pytest.mark.parametrize("has_rested", [True, False])
+def test_a_snapshot_that_gives_way_is_saved_if_it_was_to_be_and_has_been_lost(
+    has_rested: bool,
+) -> None:
+    told = Told()
+    snapshots = Snapshots(StateSlots(2), 1, lambda key: True, Totals(), BLOCK, told)
+    snapshot = snapshots.keep(b"key", 4, snapshots.take_tail(4), None, is_coming=False)
+    if has_rested:
+        snapshots.rest(snapshot)
+    snapshots.take_tail(99)
+    rests = ["rests at 1", "rests at 1"] if has_rested else []
+    assert [what for what, _ in told.said] == [*rests, "leaves"]
 
 
 def test_nothing_is_saved_of_a_sequence_that_met_a_nan() -> None:
