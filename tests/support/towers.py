@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
-from PIL import Image
-
 from rocmforge.backend.protocol import Backend, LoadOptions, Runner
 from rocmforge.engine.core import EngineCore
 from rocmforge.engine.ipc.prompt import ImageSpan, Prompt, TokenSpan, image_span
@@ -60,7 +58,7 @@ def load_both(stack: ExitStack, backend: Backend, folder: Path, options: LoadOpt
 
 def tile(model: TinyTower, number: int, vision: VisionConfig) -> ImageTile:
     """A tile of a tiny model, as its processor would cut it."""
-    return tile_of(Image.fromarray(pixels(model, number)), vision.processor)
+    return tile_of(pixels(model, number), vision.processor)
 
 
 def shown(model: TinyTower, parts: Sequence[Sequence[int] | int], vision: VisionConfig) -> Prompt:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from rocmforge.models.vision.config import ProcessorConfig
 from rocmforge.models.vision.image import ImageLayout, ProcessedImage
 from rocmforge.pixels.processors.patches import opaque, tile_of
@@ -25,5 +27,6 @@ def process(image: Image, config: ProcessorConfig) -> ProcessedImage:
     """Returns a picture as the tower takes it."""
     scaled = opaque(image).resize((config.tile, config.tile), config.resampling)
     return ProcessedImage(
-        layout=layout(image.width, image.height, config), tiles=(tile_of(scaled, config),)
+        layout=layout(image.width, image.height, config),
+        tiles=(tile_of(np.asarray(scaled), config),),
     )

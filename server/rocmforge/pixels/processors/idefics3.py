@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
+
 from rocmforge.models.vision.config import ProcessorConfig
 from rocmforge.models.vision.image import ImageLayout, ProcessedImage
 from rocmforge.pixels.processors.patches import opaque, tile_of
@@ -35,8 +37,9 @@ def process(image: Image, config: ProcessorConfig) -> ProcessedImage:
     if found.rows:
         image = image.resize((found.columns * side, found.rows * side), config.resampling)
         corners = [(x * side, y * side) for y in range(found.rows) for x in range(found.columns)]
-        tiles = [tile_of(image.crop((x, y, x + side, y + side)), config) for x, y in corners]
-    whole = image.resize((side, side), config.resampling)
+        pixels = np.asarray(image)
+        tiles = [tile_of(pixels[y : y + side, x : x + side], config) for x, y in corners]
+    whole = np.asarray(image.resize((side, side), config.resampling))
     return ProcessedImage(layout=found, tiles=(*tiles, tile_of(whole, config)))
 
 

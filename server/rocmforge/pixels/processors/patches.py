@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from rocmforge.models.vision.config import ProcessorConfig
 from rocmforge.models.vision.image import ImageTile
@@ -24,12 +25,12 @@ def opaque(image: Image) -> Image:
     return white.convert("RGB")
 
 
-def tile_of(image: Image, config: ProcessorConfig) -> ImageTile:
-    """Returns the patches of an RGB picture that is a tile; pixels beyond the last are left out."""
+def tile_of(pixels: npt.NDArray[np.uint8], config: ProcessorConfig) -> ImageTile:
+    """Returns the patches of a tile, [height, width, 3]; pixels beyond the last are left out."""
     side, merge = config.patch, config.merge
-    rows, columns = image.height // side, image.width // side
-    pixels = np.asarray(image)[: rows * side, : columns * side]
-    squares = pixels.reshape(rows // merge, merge, side, columns // merge, merge, side, 3)
+    rows, columns = pixels.shape[0] // side, pixels.shape[1] // side
+    kept = pixels[: rows * side, : columns * side]
+    squares = kept.reshape(rows // merge, merge, side, columns // merge, merge, side, 3)
     patches = np.ascontiguousarray(squares.transpose(0, 3, 1, 4, 6, 2, 5))
     return ImageTile(
         patches=patches.tobytes(),

@@ -1,0 +1,67 @@
+"""Records what the processors of Transformers make of pictures.
+
+Run manually from the root of the repository, with transformers and Pillow installed:
+
+    python -m tests.data.models.make_picture_goldens
+"""
+
+from __future__ import annotations
+
+import json
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rocmforge.models.vision.config import ProcessorConfig, ProcessorKind
+from tests.data.models.pictures import COUNT, picture, sampled
+
+# Not among the tools of this project, so type checking must not need them.
+transformers = import_module("transformers")
+idefics3 = import_module("transformers.models.idefics3.image_processing_pil_idefics3")
+gemma3 = import_module("transformers.models.gemma3.image_processing_pil_gemma3")
+
+GOLDENS = Path(__file__).with_name("picture_goldens.json")
+
+
+def processor(config: ProcessorConfig) -> Any:
+    """The class of the family, which scales pictures with Pillow."""
+    common = {
+        "image_mean": list(config.mean),
+        "image_std": list(config.std),
+        "resample": int(config.resampling),
+    }
+    if config.kind is ProcessorKind.GEMMA3:
+        side = {"height": config.tile, "width": config.tile}
+        return gemma3.Gemma3ImageProcessorPil(size=side, do_convert_rgb=True, **common)
+    return idefics3.Idefics3ImageProcessorPil(
+        size={"longest_edge": config.longest_edge},
+        max_image_size={"longest_edge": config.tile},
+        do_image_splitting=config.splits,
+        **common,
+    )
+
+
+def golden(number: int) -> list[int]:
+    """Rows and columns of tiles, number of tiles, and samples of pixels."""
+    image, config = picture(number)
+    found, rows, columns = processor(config), 0, 0
+    if config.kind is ProcessorKind.GEMMA3:
+        tiles = found.preprocess([image], return_tensors="np")["pixel_values"]
+    else:
+        made = found.preprocess([[image]], return_row_col_info=True, return_tensors="np")
+        tiles, rows, columns = made["pixel_values"][0], made["rows"][0][0], made["cols"][0][0]
+    mean, std = (np.array(each)[:, None, None] for each in (config.mean, config.std))
+    return [int(rows), int(columns), len(tiles), *sampled(number, (tiles * std + mean) * 255)]
+
+
+def main() -> None:
+    lines = ",\n".join(json.dumps(golden(number)) for number in range(COUNT))
+    about = json.dumps({"transformers": transformers.__version__})
+    GOLDENS.write_text(f'{{"about": {about},\n"pictures": [\n{lines}\n]}}\n')
+    print(f"{GOLDENS}: {GOLDENS.stat().st_size} bytes")
+
+
+if __name__ == "__main__":
+    main()
