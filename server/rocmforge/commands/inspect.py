@@ -19,6 +19,7 @@ from rocmforge.models.checkpoint import Contents
 from rocmforge.models.config import ModelConfig, without_predictor
 from rocmforge.models.memory import kv_bytes_per_token, state_bytes
 from rocmforge.models.sampling import UNRECOMMENDED, SamplingDefaults
+from rocmforge.models.vision.config import VisionConfig
 from rocmforge.opening import describe
 from rocmforge.settings import Settings
 from rocmforge.wiring import warn_of_context
@@ -63,6 +64,8 @@ class InspectReport:
     state_bytes: int  # of one sequence, whatever its length
     context: int
     sampling: SamplingDefaults | None  # recommended by its maker
+    vision: VisionConfig | None  # how it takes images; None: it takes none
+    tower: ModelConfig | None
     tokenizer: str
     chat_template: str | None
     tensors: tuple[TensorRow, ...] | None  # None: they were not asked for
@@ -115,6 +118,8 @@ def _report(contents: Contents, max_context: int | None, *, with_tensors: bool) 
         state_bytes=0 if config is None else state_bytes(config),
         context=context,
         sampling=contents.sampling,
+        vision=contents.vision,
+        tower=contents.tower,
         tokenizer=contents.tokenizer,
         chat_template=contents.chat_template,
         tensors=tuple(
@@ -181,6 +186,7 @@ def _model_rows(report: InspectReport, config: ModelConfig) -> list[tuple[str, s
             ("sampling", f"{report.sampling or UNRECOMMENDED} ({_origin(report)})"),
             ("KV cache", f"one sequence of {report.context} tokens: {caches}"),
             *([("predictor", "one layer: --draft-model mtp")] * report.predicts),
+            *([] if report.vision is None else [("images", _images(report.vision, report.tower))]),
             *([("states", f"{size_text(report.state_bytes)} of one sequence")] * config.has_states),
         ]
     gives = f"embeddings of {config.hidden_size} numbers (pooling: {config.pooling.name.lower()})"
@@ -192,6 +198,15 @@ def _model_rows(report: InspectReport, config: ModelConfig) -> list[tuple[str, s
         context,
         weights,
     ]
+
+
+def _images(vision: VisionConfig, tower: ModelConfig | None) -> str:
+    """Returns how a model takes images, for people."""
+    processor = vision.processor
+    said = f"tiles of {processor.tile} x {processor.tile} pixels, {processor.tile_rows} tokens each"
+    if tower is None:
+        return said
+    return f"{said}; a tower of {tower.num_layers} layers, {tower.hidden_size} wide"
 
 
 def _networks(config: ModelConfig) -> str:

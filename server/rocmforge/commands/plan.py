@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -15,6 +15,7 @@ from rocmforge.backend.protocol import LoadOptions
 from rocmforge.commands.terminal.output import fact_table, output_console
 from rocmforge.engine.context import settle_context
 from rocmforge.engine.draft.draft_memory import both, draft_options
+from rocmforge.engine.loading import tower_options
 from rocmforge.errors import ConfigurationError
 from rocmforge.library.finding import find_model
 from rocmforge.models.checkpoint import Checkpoint
@@ -29,8 +30,9 @@ class PlanReport:
     """Everything that is shown, so that --json shows the same. Sizes in bytes."""
 
     backend: str
-    estimate: MemoryEstimate  # with a draft model: of both together
+    estimate: MemoryEstimate  # with a draft model and a tower: of all together
     draft: MemoryEstimate | None  # its part of that
+    tower: MemoryEstimate | None  # the same of what reads images
     sequences: int  # asked for
     kv_bytes: int  # of that many sequences, or of the blocks that were asked for
     fits: bool  # with a cache for all of them; the engine can do with less
@@ -73,8 +75,14 @@ def plan_model(model: Path, settings: Settings, stated: int | None) -> PlanRepor
         if settings.other_draft_model is not None:
             drafting = opened.enter_context(open_checkpoint(find_model(settings.other_draft_model)))
 
+        tower: MemoryEstimate | None = None
+        if checkpoint.tower is not None:
+            own = tower_options(options, checkpoint.tower.config)
+            tower = backend.estimate(checkpoint.tower, own, stated)
+
         def parts(options: LoadOptions) -> tuple[MemoryEstimate, MemoryEstimate | None]:
             own = backend.estimate(checkpoint, options, stated)
+            own = own if tower is None else both(own, tower)
             if drafting is None:
                 return own, None
             draft = backend.estimate(drafting, draft_options(options), stated)
@@ -82,7 +90,7 @@ def plan_model(model: Path, settings: Settings, stated: int | None) -> PlanRepor
 
         options = settle_context(options, lambda changed: parts(changed)[0])
         estimate, draft = parts(options)
-    return _plan(backend.name, estimate, draft, settings, trained)
+    return replace(_plan(backend.name, estimate, draft, settings, trained), tower=tower)
 
 
 def _choose(name: str, *, device_is_here: bool) -> Planning:
@@ -124,6 +132,7 @@ def _plan(
         backend=backend,
         estimate=estimate,
         draft=draft,
+        tower=None,
         sequences=sequences,
         kv_bytes=kv_bytes,
         fits=kv_bytes <= estimate.left_for_kv and not estimate.host_missing,
@@ -173,6 +182,9 @@ def _print(console: Console, plan: PlanReport, settings: Settings) -> None:
         if kept:
             tokens += f", {kept:,} snapshots of states"
         rows.append(("host cache", f"{size_text(tiers.pinned_bytes)} of the host: {tokens}"))
+    if plan.tower is not None:
+        weights, activations = size_text(plan.tower.weights), size_text(plan.tower.activations)
+        rows.insert(-2, ("tower", f"of these: {weights} weights, {activations} activations"))
     if plan.draft is not None:
         rows.insert(-2, ("draft model", _draft_part(plan.draft, estimate, settings)))
     console.print(fact_table(rows))

@@ -229,12 +229,14 @@ def describe_folder(path: Path) -> Contents:
     """
     folder = Folder(path)
     config, files = folder.config(), map_shards(folder)
-    model, refusal, sampling = None, None, None
+    model, refusal, sampling, vision, tower = None, None, None, None, None
     try:
         _refuse_adapter(path)
         _refuse_unsupported(config)
         with _Opened(folder, config, files, predicts=True).read() as checkpoint:
             model, sampling = checkpoint.config, checkpoint.sampling
+            vision = checkpoint.vision
+            tower = None if checkpoint.tower is None else checkpoint.tower.config
     except RocmForgeError as error:
         refusal = error.message
     return Contents(
@@ -249,6 +251,8 @@ def describe_folder(path: Path) -> Contents:
         tokenizer=describe_tokenizer(folder),
         chat_template=read_templates(folder).get("default"),
         sampling=sampling,
+        vision=vision,
+        tower=tower,
     )
 
 

@@ -49,6 +49,8 @@ class Contents:
     tokenizer: str
     chat_template: str | None
     sampling: SamplingDefaults | None  # recommended by its maker
+    vision: VisionConfig | None = None  # how it takes images; None: it takes none
+    tower: ModelConfig | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -19,6 +19,7 @@ from rocmforge_hip.device.discovery import FoundDevice
 from rocmforge_hip.device.driver import DeviceProperties
 from tests.data.models.tiny_models import by_name, write_model
 from tests.data.models.tiny_recurrent import larger_liquid
+from tests.data.models.tiny_towers import SMOLVLM, write_tower_folder
 from tests.support.hip import fitting
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -322,3 +323,19 @@ def test_layers_with_a_window_leave_room_for_longer_contexts(
     assert releasing["most_sequences"] > 6 * keeping["most_sequences"] > 0
     assert main(["inspect", str(path), "--plan", *flags]) == 0
     assert "a window of 7 tokens" in capsys.readouterr().out
+
+
+def test_a_tower_is_planned_beside_its_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ("--backend", "hip", "--memory", "24GiB")
+    whole = plan(capsys, write_tower_folder(SMOLVLM, tmp_path / "whole"), *flags)
+    config = {"vision_config": None}
+    text = plan(capsys, write_tower_folder(SMOLVLM, tmp_path / "text", **config), *flags)
+    assert text["tower"] is None
+    for part in ("weights", "activations"):
+        assert whole["tower"][part] > 0
+        assert whole["estimate"][part] == text["estimate"][part] + whole["tower"][part]
+    main(["inspect", str(tmp_path / "whole")])
+    shown = capsys.readouterr().out
+    assert "tiles of 64 x 64 pixels, 16 tokens each; a tower of 2 layers" in " ".join(shown.split())

@@ -1,0 +1,108 @@
+"""What folders say of images: towers and processors that are read, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rocmforge.errors import BadFolder, RocmForgeError, UnsupportedTensor
+from rocmforge.models.config import ActivationFunction
+from rocmforge.models.vision.config import ProcessorKind, Resampling
+from rocmforge.opening import describe, open_checkpoint
+from tests.data.models.tiny_towers import PLACEHOLDER, SMOLVLM, hf_weights, write_tower_folder
+from tests.support.safetensors_writer import write_safetensors
+
+
+def write(folder: Path, vision: dict[str, Any] | None = None, **processor: Any) -> Path:
+    """The tiny SmolVLM with changes to its tower's configuration and to its processor."""
+    changed = SMOLVLM.config["vision_config"] | (vision or {})
+    path = write_tower_folder(SMOLVLM, folder / "model", vision_config=changed)
+    (path / "preprocessor_config.json").write_text(json.dumps(SMOLVLM.processor | processor))
+    return path
+
+
+def test_a_folder_says_how_it_takes_images(tmp_path: Path) -> None:
+    with open_checkpoint(write(tmp_path)) as checkpoint:
+        vision, tower = checkpoint.vision, checkpoint.tower
+        assert vision is not None
+        assert tower is not None
+        assert (vision.placeholder, vision.marker) == (PLACEHOLDER, "<image>")
+        processor = vision.processor
+        assert processor.kind is ProcessorKind.IDEFICS3
+        assert (processor.tile, processor.longest_edge, processor.splits) == (64, 192, True)
+        assert (processor.patch, processor.merge, processor.tile_rows) == (8, 2, 16)
+        assert processor.resampling is Resampling.LANCZOS
+        config = tower.config
+        assert config.activation is ActivationFunction.GELU_TANH
+        assert (config.vocab_size, config.max_context, config.output_size) == (64, 64, 128)
+        assert (config.patch_features, config.merged_features) == (192, 256)
+        expected = hf_weights(SMOLVLM)["model.vision_model.embeddings.patch_embedding.weight"]
+        found = tower.weights["patches.matrix"].to_float32()
+        np.testing.assert_array_equal(found, expected.reshape(64, 192))
+
+
+def test_the_processor_may_stand_in_the_other_file(tmp_path: Path) -> None:
+    path = write(tmp_path)
+    (path / "preprocessor_config.json").unlink()
+    own = SMOLVLM.processor | {"image_mean": [0.1, 0.2, 0.3]}
+    (path / "processor_config.json").write_text(json.dumps({"image_processor": own}))
+    found = describe(path).vision
+    assert found is not None
+    assert found.processor.mean == (0.1, 0.2, 0.3)
+
+
+@pytest.mark.parametrize("lacks", ["processor", "tower", "configuration"])
+def test_a_text_part_alone_takes_no_images(tmp_path: Path, lacks: str) -> None:
+    path = write(tmp_path)
+    if lacks == "processor":
+        (path / "preprocessor_config.json").unlink()
+    elif lacks == "tower":
+        text = {name: value for name, value in hf_weights(SMOLVLM).items() if "text" in name}
+        head = {"lm_head.weight": hf_weights(SMOLVLM)["lm_head.weight"]}
+        write_safetensors(path / "model.safetensors", text | head)
+    else:
+        (path / "config.json").write_text(json.dumps(SMOLVLM.config | {"vision_config": None}))
+    contents = describe(path)
+    assert contents.refusal is None
+    assert contents.vision is None
+    assert contents.tower is None
+
+
+@pytest.mark.parametrize(
+    ("vision", "processor", "message"),
+    [
+        ({"image_size": 128}, {}, "tiles of its processor have 64 pixels"),
+        ({"patch_size": 65}, {}, "image_size"),
+        ({"hidden_act": "relu"}, {}, "activation"),
+        ({"hidden_act": "silu"}, {}, "tower with the activation"),
+        ({"num_attention_heads": 3}, {}, "num_attention_heads"),
+        ({}, {"resample": 77}, "resample"),
+        ({}, {"image_std": [0.5, 0.0, 0.5]}, "image_std"),
+        ({}, {"image_mean": [0.5]}, "image_mean"),
+        ({}, {"do_normalize": False}, "do_normalize"),
+        ({}, {"size": {"longest_edge": 1 << 20}}, "size"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_its_name(
+    tmp_path: Path, vision: dict[str, Any], processor: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(RocmForgeError, match=message):
+        open_checkpoint(write(tmp_path, vision, **processor))
+
+
+def test_three_patches_of_a_side_are_not_divided_by_two(tmp_path: Path) -> None:
+    with pytest.raises(BadFolder, match="3 patches of a side, 2 to a row"):
+        open_checkpoint(write(tmp_path, {"image_size": 24}, max_image_size={"longest_edge": 24}))
+
+
+def test_a_tower_lacks_no_weight(tmp_path: Path) -> None:
+    path, missing = write(tmp_path), "model.vision_model.post_layernorm.bias"
+    weights = hf_weights(SMOLVLM)
+    del weights[missing]
+    write_safetensors(path / "model.safetensors", weights)
+    with pytest.raises(UnsupportedTensor, match=missing):
+        open_checkpoint(path)
