@@ -35,12 +35,15 @@ struct DecodeWave<Stored, kKeyDim, kValueDim, kGroup, false> {
 
 // What the products of a step's tokens are before rope_store.hip has been there.
 struct NewTokens {
-  const float *q, *k, *v;  // rows q_stride, k_stride, v_stride apart; q null: it has been there
+  // Rows q_stride, k_stride, v_stride apart; q null: it has been there. k null: another layer's
+  // launch has stored keys and values.
+  const float *q, *k, *v;
   const float *q_norm, *k_norm;  // [key_dim]; null = none
   const float *cosine, *sine;    // [max_context, rotary_dim / 2]
   int64_t q_stride, k_stride, v_stride;
   int rotary_dim;
   bool neox;
+  bool norms_values;  // without a weight
   float eps;
 };
 
@@ -93,8 +96,9 @@ __device__ __forceinline__ void rope_new_token(const NewTokens& fresh, const Cac
     } else {
       const HeadShape value{kValueDim, 0, false};
       const float* row = fresh.v + token * fresh.v_stride + kv_head * kValueDim;
-      store_cached(value, load_head<kPairs>(value, row), cache.v + cache_row * kValueDim,
-                   cache.v_scale + cache_row);
+      HeadPairs head = load_head<kPairs>(value, row);
+      if (fresh.norms_values) normalise<kPairs>(value, head, nullptr, fresh.eps);
+      store_cached(value, head, cache.v + cache_row * kValueDim, cache.v_scale + cache_row);
     }
   }
   __syncthreads();
@@ -135,9 +139,9 @@ __device__ __forceinline__ void attention_decode(const DecodeInput& in, const Ca
     alignas(16) __shared__ half queries[kGroup][kKeyDim];
     if constexpr (!kBeginsEarly) last_block = blocks[last / kBlockTokens];
     const int64_t row = cache_row(last_block, last % kBlockTokens, kv_head, cache.kv_heads);
-    rope_new_token<Stored, kKeyDim, kValueDim, kGroup>(in.fresh, cache, in.query_start[sequence],
-                                                       last, kv_head * group + first_head, heads,
-                                                       kv_head, row, range.end == context, queries);
+    rope_new_token<Stored, kKeyDim, kValueDim, kGroup>(
+        in.fresh, cache, in.query_start[sequence], last, kv_head * group + first_head, heads,
+        kv_head, row, in.fresh.k && range.end == context, queries);
     own.load_queries(queries[0], heads);
   } else {
     own.load_queries(in.q + query_row * kKeyDim, heads);
@@ -217,10 +221,22 @@ __device__ __forceinline__ void attention_decode(const DecodeInput& in, const Ca
       rf::ActScale* __restrict__ out_q_scale, int32_t out_q_lo_offset,                            \
       float* __restrict__ partial, float* __restrict__ partial_ml, uint32_t* arrived,             \
       int64_t q_stride, int64_t k_stride, int64_t v_stride, int32_t blocks_per_sequence,          \
-      int32_t heads, int32_t kv_heads, int32_t rotary_dim, int32_t neox, int32_t window,          \
-      int32_t split_tokens, float eps, float scale, float softcap) {                              \
-    const rf::NewTokens fresh{new_q,    new_k,    new_v,    q_norm,     k_norm,    cosine, sine,  \
-                              q_stride, k_stride, v_stride, rotary_dim, neox != 0, eps};          \
+      int32_t heads, int32_t kv_heads, int32_t rotary_dim, int32_t neox, int32_t norms_values,    \
+      int32_t window, int32_t split_tokens, float eps, float scale, float softcap) {              \
+    const rf::NewTokens fresh{new_q,                                                              \
+                              new_k,                                                              \
+                              new_v,                                                              \
+                              q_norm,                                                             \
+                              k_norm,                                                             \
+                              cosine,                                                             \
+                              sine,                                                               \
+                              q_stride,                                                           \
+                              k_stride,                                                           \
+                              v_stride,                                                           \
+                              rotary_dim,                                                         \
+                              neox != 0,                                                          \
+                              norms_values != 0,                                                  \
+                              eps};                                                               \
     rf::attention_decode<rf::half, RF_KEY_DIM, RF_VALUE_DIM, group, RF_VALUES_IN_KEYS>(           \
         {q,                                                                                       \
          fresh,                                                                                   \
@@ -251,10 +267,22 @@ __device__ __forceinline__ void attention_decode(const DecodeInput& in, const Ca
       rf::ActScale* __restrict__ out_q_scale, int32_t out_q_lo_offset,                            \
       float* __restrict__ partial, float* __restrict__ partial_ml, uint32_t* arrived,             \
       int64_t q_stride, int64_t k_stride, int64_t v_stride, int32_t blocks_per_sequence,          \
-      int32_t heads, int32_t kv_heads, int32_t rotary_dim, int32_t neox, int32_t window,          \
-      int32_t split_tokens, float eps, float scale, float softcap) {                              \
-    const rf::NewTokens fresh{new_q,    new_k,    new_v,    q_norm,     k_norm,    cosine, sine,  \
-                              q_stride, k_stride, v_stride, rotary_dim, neox != 0, eps};          \
+      int32_t heads, int32_t kv_heads, int32_t rotary_dim, int32_t neox, int32_t norms_values,    \
+      int32_t window, int32_t split_tokens, float eps, float scale, float softcap) {              \
+    const rf::NewTokens fresh{new_q,                                                              \
+                              new_k,                                                              \
+                              new_v,                                                              \
+                              q_norm,                                                             \
+                              k_norm,                                                             \
+                              cosine,                                                             \
+                              sine,                                                               \
+                              q_stride,                                                           \
+                              k_stride,                                                           \
+                              v_stride,                                                           \
+                              rotary_dim,                                                         \
+                              neox != 0,                                                          \
+                              norms_values != 0,                                                  \
+                              eps};                                                               \
     rf::attention_decode<int8_t, RF_KEY_DIM, RF_VALUE_DIM, group, RF_VALUES_IN_KEYS>(             \
         {q,                                                                                       \
          fresh,                                                                                   \

@@ -19,7 +19,7 @@ extern "C" __global__ __launch_bounds__(1024) void rf_rms_norm(
     rf::half* __restrict__ out_f16, int8_t* __restrict__ out_q,
     rf::ActScale* __restrict__ out_q_scale, int32_t out_q_lo_offset, int32_t hidden_size,
     float eps) {
-  rf::rms_norm<false>(blockIdx.x, x, nullptr, nullptr, weight,
+  rf::rms_norm<false>(blockIdx.x, x, nullptr, nullptr, weight, nullptr,
                       {out_f32, out_f16, out_q, out_q_scale, out_q_lo_offset}, hidden_size, eps,
                       [=] {
                         rf::wait_for_previous(x);
@@ -27,13 +27,14 @@ extern "C" __global__ __launch_bounds__(1024) void rf_rms_norm(
                       });
 }
 
-// residual += delta, then the norm of residual. Grid: (rows).
+// residual = (residual + delta) * scale, then the norm of residual. scale: one number, null = 1.
+// Grid: (rows).
 extern "C" __global__ __launch_bounds__(1024) void rf_add_rms_norm(
-    const float* __restrict__ delta, float* __restrict__ residual, const float* __restrict__ weight,
-    float* __restrict__ out_f32, rf::half* __restrict__ out_f16, int8_t* __restrict__ out_q,
-    rf::ActScale* __restrict__ out_q_scale, int32_t out_q_lo_offset, int32_t hidden_size,
-    float eps) {
-  rf::rms_norm<true>(blockIdx.x, delta, residual, residual, weight,
+    const float* __restrict__ delta, float* __restrict__ residual, const float* __restrict__ scale,
+    const float* __restrict__ weight, float* __restrict__ out_f32, rf::half* __restrict__ out_f16,
+    int8_t* __restrict__ out_q, rf::ActScale* __restrict__ out_q_scale, int32_t out_q_lo_offset,
+    int32_t hidden_size, float eps) {
+  rf::rms_norm<true>(blockIdx.x, delta, residual, residual, weight, scale,
                      {out_f32, out_f16, out_q, out_q_scale, out_q_lo_offset}, hidden_size, eps,
                      [=] {
                        rf::wait_for_previous(delta, residual);
@@ -46,7 +47,7 @@ extern "C" __global__ __launch_bounds__(1024) void rf_give_rows(
     const float* __restrict__ x, float* __restrict__ out_f32, rf::half* __restrict__ out_f16,
     int8_t* __restrict__ out_q, rf::ActScale* __restrict__ out_q_scale, int32_t out_q_lo_offset,
     int32_t hidden_size) {
-  rf::rms_norm<false, false>(blockIdx.x, x, nullptr, nullptr, nullptr,
+  rf::rms_norm<false, false>(blockIdx.x, x, nullptr, nullptr, nullptr, nullptr,
                              {out_f32, out_f16, out_q, out_q_scale, out_q_lo_offset}, hidden_size,
                              0.0f, [=] {
                                rf::wait_for_previous(x);
@@ -59,7 +60,7 @@ extern "C" __global__ __launch_bounds__(1024) void rf_add_rows(
     const float* __restrict__ delta, float* __restrict__ residual, float* __restrict__ out_f32,
     rf::half* __restrict__ out_f16, int8_t* __restrict__ out_q,
     rf::ActScale* __restrict__ out_q_scale, int32_t out_q_lo_offset, int32_t hidden_size) {
-  rf::rms_norm<true, false>(blockIdx.x, delta, residual, residual, nullptr,
+  rf::rms_norm<true, false>(blockIdx.x, delta, residual, residual, nullptr, nullptr,
                             {out_f32, out_f16, out_q, out_q_scale, out_q_lo_offset}, hidden_size,
                             0.0f, [=] {
                               rf::wait_for_previous(delta, residual);

@@ -18,6 +18,7 @@ struct RopeStoreInput {
   HeadShape key;  // of queries and keys
   int value_dim;
   bool rotates_first;  // the norm comes behind rope, not before it
+  bool norms_values;   // without a weight
   float eps;
 };
 
@@ -47,7 +48,8 @@ struct RopeStoreOutput {
 };
 
 // Grid: (T, enough blocks for heads + 2 * kv_heads waves). One wave a head: the heads of q, then
-// those of k, then those of v. A head has at most kMaxHeadDim elements.
+// those of k, then those of v. A head has at most kMaxHeadDim elements. Without kv_heads, there are
+// queries only.
 template <class Stored, int kMaxHeadDim>
 __device__ __forceinline__ void rope_store(const RopeStoreInput& in,
                                            const RopeStoreOutput<Stored>& out) {
@@ -83,43 +85,46 @@ __device__ __forceinline__ void rope_store(const RopeStoreInput& in,
   } else {
     const HeadShape value{in.value_dim, 0, false};
     const int column = kv_head * in.value_dim;
-    const HeadPairs head = load_head<kPairs>(value, in.v + token * in.v_stride + column);
+    HeadPairs head = load_head<kPairs>(value, in.v + token * in.v_stride + column);
+    if (in.norms_values) normalise<kPairs>(value, head, nullptr, in.eps);
     store_cached(value, head, out.v_cache + row * in.value_dim, out.v_scale + row);
   }
 }
 
 }  // namespace rf
 
-#define RF_ROPE_STORE_F16(name, max_head_dim)                                                  \
-  extern "C" __global__ __launch_bounds__(256) void name(                                      \
-      const float* __restrict__ q, const float* __restrict__ k, const float* __restrict__ v,   \
-      const float* __restrict__ q_norm, const float* __restrict__ k_norm,                      \
-      const float* __restrict__ cosine, const float* __restrict__ sine,                        \
-      const float* __restrict__ q_gains, const int32_t* __restrict__ positions,                \
-      const int64_t* __restrict__ slots, rf::half* __restrict__ q_out,                         \
-      rf::half* __restrict__ k_cache, rf::half* __restrict__ v_cache, int64_t q_stride,        \
-      int64_t k_stride, int64_t v_stride, int32_t heads, int32_t kv_heads, int32_t key_dim,    \
-      int32_t value_dim, int32_t rotary_dim, int32_t neox, int32_t rotates_first, float eps) { \
-    rf::rope_store<rf::half, max_head_dim>({q,                                                 \
-                                            k,                                                 \
-                                            v,                                                 \
-                                            q_norm,                                            \
-                                            k_norm,                                            \
-                                            cosine,                                            \
-                                            sine,                                              \
-                                            q_gains,                                           \
-                                            positions,                                         \
-                                            slots,                                             \
-                                            q_stride,                                          \
-                                            k_stride,                                          \
-                                            v_stride,                                          \
-                                            heads,                                             \
-                                            kv_heads,                                          \
-                                            {key_dim, rotary_dim, neox != 0},                  \
-                                            value_dim,                                         \
-                                            rotates_first != 0,                                \
-                                            eps},                                              \
-                                           {q_out, k_cache, v_cache, nullptr, nullptr});       \
+#define RF_ROPE_STORE_F16(name, max_head_dim)                                                \
+  extern "C" __global__ __launch_bounds__(256) void name(                                    \
+      const float* __restrict__ q, const float* __restrict__ k, const float* __restrict__ v, \
+      const float* __restrict__ q_norm, const float* __restrict__ k_norm,                    \
+      const float* __restrict__ cosine, const float* __restrict__ sine,                      \
+      const float* __restrict__ q_gains, const int32_t* __restrict__ positions,              \
+      const int64_t* __restrict__ slots, rf::half* __restrict__ q_out,                       \
+      rf::half* __restrict__ k_cache, rf::half* __restrict__ v_cache, int64_t q_stride,      \
+      int64_t k_stride, int64_t v_stride, int32_t heads, int32_t kv_heads, int32_t key_dim,  \
+      int32_t value_dim, int32_t rotary_dim, int32_t neox, int32_t rotates_first,            \
+      int32_t norms_values, float eps) {                                                     \
+    rf::rope_store<rf::half, max_head_dim>({q,                                               \
+                                            k,                                               \
+                                            v,                                               \
+                                            q_norm,                                          \
+                                            k_norm,                                          \
+                                            cosine,                                          \
+                                            sine,                                            \
+                                            q_gains,                                         \
+                                            positions,                                       \
+                                            slots,                                           \
+                                            q_stride,                                        \
+                                            k_stride,                                        \
+                                            v_stride,                                        \
+                                            heads,                                           \
+                                            kv_heads,                                        \
+                                            {key_dim, rotary_dim, neox != 0},                \
+                                            value_dim,                                       \
+                                            rotates_first != 0,                              \
+                                            norms_values != 0,                               \
+                                            eps},                                            \
+                                           {q_out, k_cache, v_cache, nullptr, nullptr});     \
   }
 
 #define RF_ROPE_STORE_INT8(name, max_head_dim)                                                 \
@@ -132,7 +137,7 @@ __device__ __forceinline__ void rope_store(const RopeStoreInput& in,
       int8_t* __restrict__ k_cache, int8_t* __restrict__ v_cache, float* __restrict__ k_scale, \
       float* __restrict__ v_scale, int64_t q_stride, int64_t k_stride, int64_t v_stride,       \
       int32_t heads, int32_t kv_heads, int32_t key_dim, int32_t value_dim, int32_t rotary_dim, \
-      int32_t neox, int32_t rotates_first, float eps) {                                        \
+      int32_t neox, int32_t rotates_first, int32_t norms_values, float eps) {                  \
     rf::rope_store<int8_t, max_head_dim>({q,                                                   \
                                           k,                                                   \
                                           v,                                                   \
@@ -151,6 +156,7 @@ __device__ __forceinline__ void rope_store(const RopeStoreInput& in,
                                           {key_dim, rotary_dim, neox != 0},                    \
                                           value_dim,                                           \
                                           rotates_first != 0,                                  \
+                                          norms_values != 0,                                   \
                                           eps},                                                \
                                          {q_out, k_cache, v_cache, k_scale, v_scale});         \
   }

@@ -18,6 +18,7 @@ from kernels.table import TranslationUnit, read_formats
 from kernels.targets import select
 from rocmforge_hip.device.platform import VARIABLE
 from tests.data.models.tiny_experts import LATENT_CLASSES
+from tests.data.models.tiny_gemma4 import GEMMA4_MODELS, sized_gemma4
 from tests.data.models.tiny_models import (
     DENSE_MODELS,
     SCALED_MODELS,
@@ -38,7 +39,9 @@ _EXPERT_SIZES: Final = ("moe_intermediate_size", "shared_expert_intermediate_siz
 _SEEDS: Final = {"olmoe": 130, "hunyuan-moe": 146, "qwen3moe": 132}
 _EXPERT_KEYS: Final = ("expert_feed_forward_length", "expert_shared_feed_forward_length")
 # Halves for queries, keys and values, and for activations of prefills.
-FLOAT_MODELS: Final = tuple(model.name for model in (*DENSE_MODELS, *SCALED_MODELS))
+FLOAT_MODELS: Final = tuple(
+    model.name for model in (*DENSE_MODELS, *SCALED_MODELS, GEMMA4_MODELS[0])
+)
 
 
 def platform_options(request: pytest.FixtureRequest) -> PlatformOptions:
@@ -77,6 +80,8 @@ def fitting(model: TinyModel) -> TinyModel:
     """The same architecture in sizes that there are kernels for."""
     if model.hf_class in LATENT_CLASSES:
         return _fitting_latent(model)
+    if model.architecture == "gemma4":
+        return _fitting_gemma4(model)
     scale = HEAD_DIM / model.head_dim
     keys = dict(model.keys)
     keys["attention.key_length"] = keys["attention.value_length"] = HEAD_DIM
@@ -97,6 +102,11 @@ def fitting(model: TinyModel) -> TinyModel:
         extra_tensors=factors,
         seed=_SEEDS.get(model.name, model.seed),
     )
+
+
+def _fitting_gemma4(model: TinyModel) -> TinyModel:
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "head_dim": HEAD_DIM}
+    return sized_gemma4(model, **sizes, global_head_dim=512)
 
 
 def _fitting_latent(model: TinyModel) -> TinyModel:
@@ -130,6 +140,8 @@ def quantized(model: TinyModel, type_name: str) -> TinyModel:
     """A model whose matrices are 256 wide, as the K-quants need."""
     sizes = {"hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 4}
     fitted = fitting(model)
+    if model.architecture == "gemma4":
+        return replace(sized_gemma4(fitted, **sizes), name=f"{model.name}-{type_name}")
     return replace(fitted, name=f"{model.name}-{type_name}", config=fitted.config | sizes)
 
 

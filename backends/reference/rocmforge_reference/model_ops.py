@@ -111,8 +111,11 @@ class ReferenceOps:
         delta: Float32Array,
         weight: Weight | None,
         bias: Weight | None,
+        scale: Weight | None = None,
     ) -> tuple[Float32Array, Float32Array]:
         total = residual + delta
+        if scale is not None:
+            total = total * scale.values
         return total, self.norm(total, weight, bias)
 
     def norm_of_sum(
@@ -199,11 +202,6 @@ class ReferenceOps:
             return mixed + shared
         weight: Float32Array = ops.sigmoid(ops.linear(x, router.values[None]))
         return mixed + weight * shared
-
-    def add_scaled(
-        self, residual: Float32Array, delta: Float32Array, scale: Weight
-    ) -> Float32Array:
-        return (residual + delta) * scale.values
 
     def per_layer_inputs(
         self, step: Step, x: Float32Array, embedding: Embedding[Weight]

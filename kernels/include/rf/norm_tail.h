@@ -11,7 +11,8 @@ struct NormTail {
   uint32_t* arrived;         // see last_block.h
   float* residual;           // [rows, hidden_size]; becomes the sum
   const float* post_weight;  // [hidden_size], of a norm of what is added; null: there is none
-  const float* weight;       // [hidden_size]
+  const float* scale;        // of the sum; null: 1
+  const float* weight;       // [hidden_size]; null: the sum is not normed
   ActOutput out;
   int hidden_size;
   int threads;  // that a norm has for a row
@@ -35,6 +36,7 @@ struct NormTail {
       });
       __syncthreads();
     }
+    const float multiplier = scale ? *scale : 1.0f;
     for_parts(rows, [&](int row, int wave) {
       const float post_factor = post_weight ? factor(post_sums[row]) : 1.0f;
       float squares = 0.0f;
@@ -49,6 +51,7 @@ struct NormTail {
         } else {
           values += old;
         }
+        values *= multiplier;
         store16(residual + at(row, i), values);
         squares += sum_four(values * values);
       }
@@ -64,9 +67,10 @@ struct NormTail {
         Vec<float, 4> values{}, weights{};
         if (inside) {
           values = load16(residual + at(row, i));
-          weights = load16(weight + i);
+          if (weight) weights = load16(weight + i);
         }
-        out.store(at(row, i), values * own_factor * weights, inside);
+        if (weight) values = values * own_factor * weights;
+        out.store(at(row, i), values, inside);
       }
     });
   }

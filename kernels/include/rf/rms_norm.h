@@ -8,18 +8,21 @@ namespace rf {
 
 // The norm of row `row`, to `out`, by one block; hidden_size is a multiple of 4 (of 32 for int8)
 // and at most 16 * blockDim.x. kAdd: of residual + x, which goes to `total`, too, and that may be
-// the residual's place. Without kNorm, the row goes to `out` as it is.
+// the residual's place; the sum is multiplied with `scale`, if that is not null. Without kNorm, the
+// row goes to `out` as it is.
 // Calls `begun` when the weights are on their way, where a kernel may be launched early.
 template <bool kAdd, bool kNorm = true, class Begun>
 __device__ __forceinline__ void rms_norm(int64_t row, const float* x, const float* residual,
-                                         float* total, const float* weight, const ActOutput& out,
-                                         int hidden_size, float eps, const Begun& begun) {
+                                         float* total, const float* weight, const float* scale,
+                                         const ActOutput& out, int hidden_size, float eps,
+                                         const Begun& begun) {
   __shared__ float partial[kMaxWaves];
   const int64_t first = row * hidden_size;
 
   // The weights are asked for before the reduction, which hides their latency, and everything
   // before anything is stored, as that might be the same place.
   NormRow values, weights;
+  const float multiplier = kAdd && scale ? *scale : 1.0f;
   const auto load_weights = [&] {
 #pragma unroll
     for (int step = 0; step < kNormSteps; ++step) {
@@ -35,7 +38,7 @@ __device__ __forceinline__ void rms_norm(int64_t row, const float* x, const floa
     values[step] = 0.0f;
     if (i >= hidden_size) continue;
     values[step] = load16(x + first + i);
-    if constexpr (kAdd) values[step] += load16(residual + first + i);
+    if constexpr (kAdd) values[step] = (values[step] + load16(residual + first + i)) * multiplier;
   }
   if constexpr (kNorm && !kBeginsEarly) load_weights();
   float squares = 0.0f;

@@ -53,6 +53,7 @@ __device__ __forceinline__ HeadPairs<kPairs> load_head(const HeadShape& shape, c
   return head;
 }
 
+// weight: null = 1.
 template <int kPairs>
 __device__ __forceinline__ void normalise(const HeadShape& shape, HeadPairs<kPairs>& head,
                                           const float* weight, float eps) {
@@ -63,8 +64,8 @@ __device__ __forceinline__ void normalise(const HeadShape& shape, HeadPairs<kPai
   }
   const float factor = rsqrt(wave_sum(squares) / static_cast<float>(shape.dim) + eps);
   for_each_pair<kPairs>(shape, [&](int i, int pair) {
-    head.x[i] *= factor * weight[first_of(shape, pair)];
-    head.y[i] *= factor * weight[second_of(shape, pair)];
+    head.x[i] *= weight ? factor * weight[first_of(shape, pair)] : factor;
+    head.y[i] *= weight ? factor * weight[second_of(shape, pair)] : factor;
   });
 }
 

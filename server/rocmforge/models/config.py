@@ -487,6 +487,11 @@ class ModelConfig:
         """Elements of a token's other embedding, of all layers."""
         return self.num_layers * self.per_layer_size
 
+    def kv_heads_read_by(self, layer: int) -> int:
+        """Returns the heads of keys and values that a layer attends to, its own or another's."""
+        own = self.layers[layer]
+        return (own if own.cache_of is None else self.layers[own.cache_of]).num_kv_heads
+
     def rope_of(self, *, local: bool) -> RopeConfig:
         """Returns the rotation of the layers that say `local_rope`, or of the others."""
         rope = self.local_rope if local else self.rope

@@ -5,9 +5,11 @@ The seed of the one with experts is such that no token is near the border betwee
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from tests.data.models.tiny_model import Shapes, Tensors, TinyModel, tiny_config
 from tests.support.gguf_writer import Value
@@ -16,7 +18,6 @@ _DIM: Final = 12
 _FULL_DIM: Final = 20  # of heads in layers without a window
 _WINDOW: Final = 7
 _CAP: Final = 3.0  # of logits
-_ROTATING_PAIRS: Final = 2  # a quarter of those of such a head, rounded down
 
 
 def _config(kinds: str, **changes: Any) -> dict[str, Any]:
@@ -77,9 +78,9 @@ def _shapes(config: dict[str, Any]) -> Shapes:
     first_shared = count - config.get("num_kv_shared_layers", 0)
     for index, kind in enumerate(config["layer_types"]):
         is_full, ffn = kind == "full_attention", config["intermediate_size"]
-        head_dim, kv_heads = _DIM, config["num_key_value_heads"]
+        head_dim, kv_heads = config["head_dim"], config["num_key_value_heads"]
         if is_full:
-            head_dim = _FULL_DIM
+            head_dim = config["global_head_dim"]
             kv_heads = config.get("num_global_key_value_heads", kv_heads)
         layer: Shapes = {
             **dict.fromkeys(
@@ -122,7 +123,6 @@ def _shapes(config: dict[str, Any]) -> Shapes:
 
 
 def _model(name: str, seed: int, config: dict[str, Any], keys: dict[str, Value]) -> TinyModel:
-    rotates = np.arange(_FULL_DIM // 2) < _ROTATING_PAIRS
     return TinyModel(
         name=name,
         architecture="gemma4",
@@ -131,7 +131,39 @@ def _model(name: str, seed: int, config: dict[str, Any], keys: dict[str, Value])
         config=config,
         keys=keys,
         shapes=_shapes(config),
-        extra_tensors={"rope_freqs.weight": np.where(rotates, 1.0, 1e30).astype(np.float32)},
+        extra_tensors={"rope_freqs.weight": _rope_divisors(_FULL_DIM)},
+    )
+
+
+def _rope_divisors(head_dim: int) -> npt.NDArray[np.float32]:
+    """Lets the first quarter of the pairs rotate, rounded down."""
+    pairs = head_dim // 2
+    return np.where(np.arange(pairs) < pairs // 4, 1.0, 1e30).astype(np.float32)
+
+
+def sized_gemma4(model: TinyModel, **sizes: int) -> TinyModel:
+    """The same model, or its first layers, in other sizes, given as in its configuration."""
+    config, keys = model.config | sizes, dict(model.keys)
+    layers = config["num_hidden_layers"]
+    config["layer_types"] = config["layer_types"][:layers]
+    keys |= {key: value[:layers] for key, value in keys.items() if isinstance(value, np.ndarray)}
+    full, dim, inner = config["global_head_dim"], config["head_dim"], config["intermediate_size"]
+    for name in ("attention.key_length", "attention.value_length", "rope.dimension_count"):
+        keys |= {name: full, f"{name}_swa": dim}
+    widths = keys.get("feed_forward_length")
+    if isinstance(widths, np.ndarray):
+        keys["feed_forward_length"] = widths // widths[0] * inner
+    renamed = {
+        "embedding_length_per_layer_input": "hidden_size_per_layer_input",
+        "expert_feed_forward_length": "moe_intermediate_size",
+    }
+    keys |= {ours: config[theirs] for ours, theirs in renamed.items() if ours in keys}
+    return replace(
+        model,
+        config=config,
+        keys=keys,
+        shapes=_shapes(config),
+        extra_tensors={"rope_freqs.weight": _rope_divisors(full)},
     )
 
 

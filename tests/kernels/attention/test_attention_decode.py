@@ -30,6 +30,7 @@ class New:
     strides: Sequence[int]
     rotary_dim: int
     neox: int
+    norms_values: int = 0
 
 
 def decode(
@@ -82,7 +83,7 @@ def decode(
         *(ids, starts, contexts, sinks, *outputs, partial, partial_ml, arrived if merges else None),
         *((0, 0, 0) if new is None else new.strides),
         *(batch.block_table.shape[1], case.heads, case.kv_heads),
-        *((0, 0) if new is None else (new.rotary_dim, new.neox)),
+        *((0, 0, 0) if new is None else (new.rotary_dim, new.neox, new.norms_values)),
         *(window, split_tokens, EPS, case.scale, case.softcap or 0.0),
         grid=(case.kv_heads * tiles, splits, len(sequences)),
         block=WAVES * device.wave,
@@ -282,7 +283,10 @@ ROTATIONS = {  # head_dim, value_dim, kv_heads, group, group_tile, rotary_dim, n
 def test_new_tokens_are_rotated_and_stored_first(
     device: Device, name: str, split_tokens: int, int8: bool
 ) -> None:
-    """Bit for bit as rope_store and then attention, with the same cache in the end."""
+    """Bit for bit as rope_store and then attention, with the same cache in the end.
+
+    Where queries and keys are normed, values are, too.
+    """
     key_dim, value_dim, kv_heads, group, tile, rotary, neox, norm, contexts = ROTATIONS[name]
     case = AttentionCase(
         tuple((context, 1) for context in contexts),
@@ -313,18 +317,47 @@ def test_new_tokens_are_rotated_and_stored_first(
         f"rf_rope_store_{'int8' if int8 else 'f16'}",
         *(*parts, *norms, *tables, None, device.upload(last.astype(np.int32))),
         *(device.upload((where[0] * BLOCK_TOKENS + where[1]).astype(np.int64)), q, *stored),
-        *(*strides, case.heads, kv_heads, key_dim, value_dim, rotary, neox, 0, EPS),
+        *(*strides, case.heads, kv_heads, key_dim, value_dim, rotary, neox, 0, int(norm), EPS),
         grid=(tokens, -(-(case.heads + 2 * kv_heads) // 4)),
         block=4 * device.wave,
     )
     attend = partial(decode, device, batch, split_tokens=split_tokens, group_tile=tile)
     wanted = attend(q=q, cache=stored, merges=False)
     fresh = [device.upload(part, "cache") for part in batch.cache]
-    new = New((*parts, *norms, *tables), strides, rotary, neox)
+    new = New((*parts, *norms, *tables), strides, rotary, neox, int(norm))
     got = attend(cache=fresh, new=new)
     np.testing.assert_array_equal(got, wanted)
     for own, other in zip(fresh, stored, strict=True):
         np.testing.assert_array_equal(own.get(), other.get())
+
+
+@pytest.mark.parametrize("int8", [False, True], ids=["f16", "int8"])
+def test_new_queries_alone_are_rotated_for_a_cache_that_another_layer_fills(
+    device: Device, int8: bool
+) -> None:
+    batch = PagedBatch(AttentionCase(((70, 1), (33, 1)), head_dim=64), int8)
+    case, rng, last = batch.case, np.random.default_rng(9), batch.context_len - 1
+    rows = rng.standard_normal((2, case.heads * 64)).astype(np.float32)
+    norm = device.upload(rng.standard_normal(64).astype(np.float32))
+    angles = rng.uniform(0, 6, (70, 32))
+    tables = [device.upload(table(angles).astype(np.float32)) for table in (np.cos, np.sin)]
+    strides, queries = (rows.shape[1], 0, 0), device.upload(rows, "queries")
+
+    q = device.empty(batch.q.shape, np.float16, "q")
+    device.launch(
+        f"rf_rope_store_{'int8' if int8 else 'f16'}",
+        *(queries, None, None, norm, None, *tables, None, device.upload(last.astype(np.int32))),
+        *(device.upload(np.zeros(2, np.int64)), q, None, None, *((None, None) if int8 else ())),
+        *(*strides, case.heads, 0, 64, 64, 64, 1, 0, 1, EPS),
+        grid=(2, -(-case.heads // 4)),
+        block=4 * device.wave,
+    )
+    wanted = decode(device, batch, q=q)
+    cache = [device.upload(part, "cache") for part in batch.cache]
+    new = New((queries, None, None, norm, None, *tables), strides, 64, 1, 1)
+    np.testing.assert_array_equal(decode(device, batch, cache=cache, new=new), wanted)
+    for after, before in zip(cache, batch.cache, strict=True):
+        np.testing.assert_array_equal(after.get(), before)
 
 
 def test_more_splits_than_lanes_and_loads_at_once(device: Device) -> None:

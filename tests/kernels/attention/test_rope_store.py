@@ -32,6 +32,7 @@ class Case:
     style: RopeStyle = RopeStyle.NEOX
     norm: bool = False
     rotates_first: bool = False
+    norms_values: bool = False
     gains: bool = False
     tokens: int = 3
 
@@ -61,6 +62,8 @@ CASES = {
     "smaller_values": Case(heads=4, kv_heads=2, head_dim=192, value_dim=128, norm=True),
     "larger_values": Case(heads=3, kv_heads=3, head_dim=64, value_dim=96, rope_dim=32),
     "wide": Case(head_dim=512, rope_dim=512, norm=True),
+    "normed_values": Case(heads=4, kv_heads=2, norm=True, norms_values=True),
+    "wide_normed_values": Case(head_dim=512, rope_dim=512, norm=True, norms_values=True),
     "widest": Case(heads=4, kv_heads=2, head_dim=576, value_dim=512, style=RopeStyle.NORMAL),
 }
 
@@ -108,6 +111,8 @@ def expected_heads(case: Case, inputs: Inputs) -> tuple[Array, Array, Array]:
                 values = ops.rms_norm(values, inputs.norms[index].astype(np.float64), EPS)
             if not case.rotates_first:
                 values = ops.rope(values, cos, sin, case.style)
+        if index == 2 and case.norms_values:
+            values = ops.rms_norm(values, np.ones(case.dims[2]), EPS)
         if index == 0 and case.gains:
             values = values * inputs.gains[inputs.positions].astype(np.float64)[:, None, None]
         results.append(values)
@@ -137,6 +142,7 @@ def launch(
         *(case.heads, case.kv_heads, *case.dims[1:], case.rope_dim),
         int(case.style is RopeStyle.NEOX),
         int(case.rotates_first),
+        int(case.norms_values),
         EPS,
         grid=(case.tokens, blocks),
         block=threads,
@@ -168,7 +174,7 @@ def test_float16_cache(device: Device, case: Case) -> None:
     "name",
     [
         *("neox", "normal_partial", "head_norm_largest_head", "head_norm_behind_rope"),
-        *("smaller_values", "widest", "longer_queries"),
+        *("smaller_values", "widest", "longer_queries", "normed_values"),
     ],
 )
 def test_int8_cache(device: Device, name: str) -> None:

@@ -25,7 +25,16 @@ class _Case:
     """A product and the arrays around it."""
 
     def __init__(
-        self, device: Device, layer: Layer, rows: int, slices: int, *, biased: bool, post: bool
+        self,
+        device: Device,
+        layer: Layer,
+        rows: int,
+        slices: int,
+        *,
+        biased: bool,
+        post: bool,
+        scaled: bool,
+        normed: bool,
     ):
         rng = np.random.default_rng(3)
         x = random_activation(rng, rows, layer.quant_blocks * 32)
@@ -35,7 +44,8 @@ class _Case:
         self.shape = rows, features
         self.old = rng.standard_normal(self.shape).astype(np.float32)
         bias, norm, post_norm = rng.standard_normal((3, features)).astype(np.float32)
-        self.norm = device.upload(norm)
+        scale = device.upload(np.array([0.37], np.float32)) if scaled else None
+        self.of_sum = scale, device.upload(norm) if normed else None
         self.post_norm = device.upload(post_norm) if post else None
         self.product = (
             device.upload(layer.packed()),
@@ -56,7 +66,7 @@ class _Case:
             device.empty((self.slices, *self.shape), np.int8),
             device.empty((self.slices, rows, features // 32), SCALE_DTYPE),
         )
-        outputs = self.norm, *forms, (self.slices - 1) * rows * features
+        outputs = *self.of_sum, *forms, (self.slices - 1) * rows * features
         if arrived is None:
             kernel = f"rf_gemv_{name}_r{variant}"
             device.launch(kernel, *self.product, out, *self.counts, 0, grid=grid, block=block)
@@ -69,9 +79,13 @@ class _Case:
                     grid=rows,
                     block=threads,
                 )
-            device.launch(
-                "rf_add_rms_norm", out, residual, *outputs, features, EPS, grid=rows, block=threads
-            )
+            sums = out, residual
+            if self.of_sum[1] is None:
+                arguments = (*sums, *outputs[2:], features)
+                device.launch("rf_add_rows", *arguments, grid=rows, block=threads)
+            else:
+                of_sum = (*sums, *outputs, features, EPS)
+                device.launch("rf_add_rms_norm", *of_sum, grid=rows, block=threads)
         else:
             device.launch(
                 f"rf_gemv_norm_r{variant}",
@@ -103,9 +117,13 @@ def _check(
     block: int = 64,
     biased: bool = False,
     post: bool = False,
+    scaled: bool = False,
+    normed: bool = True,
 ) -> None:
     layer = random_layer(np.random.default_rng(4), name, features, in_features)
-    case = _Case(device, layer, rows, slices, biased=biased, post=post)
+    case = _Case(
+        device, layer, rows, slices, biased=biased, post=post, scaled=scaled, normed=normed
+    )
     apart = case.results(variant, block, None)
     arrived = device.upload(np.zeros(1, np.uint32))
     for _ in range(2):  # the second launch finds the counter as the first did
@@ -152,3 +170,11 @@ def test_rows_of_more_than_the_threads_of_a_block_hold(device: Device) -> None:
 @pytest.mark.parametrize("rows", [1, 3])
 def test_what_is_added_may_be_normed_first(device: Device, rows: int) -> None:
     _check(device, "q4_k", 288, 256, rows=rows, variant=4, post=True)
+
+
+def test_the_sum_may_be_scaled(device: Device) -> None:
+    _check(device, "q4_k", 288, 256, rows=3, variant=4, post=True, scaled=True)
+
+
+def test_the_sum_may_be_given_as_it_is(device: Device) -> None:
+    _check(device, "q4_k", 288, 256, rows=3, variant=4, post=True, normed=False)

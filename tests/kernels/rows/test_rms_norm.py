@@ -43,7 +43,8 @@ def test_residual_is_added_before_the_norm(
     weight = random_rows(1, dim, seed=2)[0]
     residual, f32 = device.upload(old), device.empty((rows, dim), np.float32)
     if rows:
-        args = (device.upload(delta), residual, device.upload(weight), f32, None, None, None, 0)
+        weights = None, device.upload(weight)
+        args = (device.upload(delta), residual, *weights, f32, None, None, None, 0)
         device.launch("rf_add_rms_norm", *args, dim, EPS, grid=rows, block=threads)
     check(residual.get(), delta + old)
     check(f32.get(), expected_norm(delta + old, weight), rtol=2e-6)
@@ -61,6 +62,20 @@ def test_rows_are_given_and_added_as_they_are(device: Device) -> None:
     np.testing.assert_array_equal(halves.get(), delta.astype(np.float16))
     np.testing.assert_array_equal(residual.get(), delta + old)
     np.testing.assert_array_equal(total.get(), delta + old)
+
+
+@ALL_SHAPES
+def test_sums_may_be_scaled(device: Device, rows: int, dim: int, threads: int) -> None:
+    delta, old = random_rows(rows, dim), random_rows(rows, dim, seed=3)
+    weight, scale = random_rows(1, dim, seed=2)[0], np.array([0.37], np.float32)
+    residual, f32 = device.upload(old), device.empty((rows, dim), np.float32)
+    if rows:
+        given = device.upload(scale), device.upload(weight)
+        args = (device.upload(delta), residual, *given, f32, None, None, None, 0)
+        device.launch("rf_add_rms_norm", *args, dim, EPS, grid=rows, block=threads)
+    total = (delta + old) * scale
+    check(residual.get(), total, rtol=2e-7)
+    check(f32.get(), expected_norm(total, weight), rtol=2e-6)
 
 
 @ALL_SHAPES
@@ -104,7 +119,7 @@ def test_int8_blocks_with_two_slices(device: Device, adds: bool) -> None:
     x, weight = random_rows(3, 576), random_rows(1, 576, seed=2)[0]
     q = device.empty((2, 3, 576), np.int8)
     scale = device.empty((2, 3, 18), ACT_SCALE)
-    residual = (device.upload(np.zeros_like(x)),) if adds else ()
+    residual = (device.upload(np.zeros_like(x)), None) if adds else ()
     args = (device.upload(x), *residual, device.upload(weight), None, None, q, scale, x.size)
     device.launch(f"rf_{'add_' * adds}rms_norm", *args, 576, EPS, grid=3, block=64)
     expected = expected_norm(x, weight)

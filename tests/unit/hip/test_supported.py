@@ -62,7 +62,8 @@ def test_heads_that_no_kernel_fits_are_refused(
 @pytest.mark.parametrize(
     ("name", "problem"),
     [
-        ("gemma4", "norms of values"),
+        ("gemma4-e", "another embedding of tokens for each layer"),
+        ("gemma4-moe", "networks beside experts"),
     ],
 )
 def test_what_the_reference_backend_alone_computes_is_refused(

@@ -8,8 +8,8 @@ from rocmforge_hip.device.arguments import F32, I32, I64, FloatForms, Forms, Poi
 def rf_rope_store(
     *,
     q: Pointer,
-    k: Pointer,
-    v: Pointer,
+    k: Pointer | None,
+    v: Pointer | None,
     q_norm: Pointer | None,
     k_norm: Pointer | None,
     cosine: Pointer | None,
@@ -18,8 +18,8 @@ def rf_rope_store(
     positions: Pointer,
     slots: Pointer,
     q_out: Pointer,
-    k_cache: Pointer,
-    v_cache: Pointer,
+    k_cache: Pointer | None,
+    v_cache: Pointer | None,
     k_scale: Pointer | None = None,
     v_scale: Pointer | None = None,
     q_stride: I64,
@@ -32,9 +32,13 @@ def rf_rope_store(
     rotary_dim: I32,
     neox: I32,
     rotates_first: I32,
+    norms_values: I32,
     eps: F32,
 ) -> None:
-    """Rotates queries and keys, and stores keys and values in the cache."""
+    """Rotates queries and keys, and stores keys and values in the cache.
+
+    Without `kv_heads`, there are queries only.
+    """
 
 
 def rf_attention_decode(
@@ -68,6 +72,7 @@ def rf_attention_decode(
     kv_heads: I32,
     rotary_dim: I32,
     neox: I32,
+    norms_values: I32,
     window: I32,
     split_tokens: I32,
     eps: F32,
@@ -76,7 +81,8 @@ def rf_attention_decode(
 ) -> None:
     """Attends from sequences with one new token.
 
-    With `new_q` and no `q`, first does as `rf_rope_store`. With `arrived`, puts splits together.
+    With `new_q` and no `q`, first does as `rf_rope_store`, for queries only without `new_k`. With
+    `arrived`, puts splits together.
     """
 
 

@@ -24,9 +24,16 @@ def rf_rms_norm(*, x: Pointer, weight: Pointer, out: Forms, hidden_size: I32, ep
 
 
 def rf_add_rms_norm(
-    *, delta: Pointer, residual: Pointer, weight: Pointer, out: Forms, hidden_size: I32, eps: F32
+    *,
+    delta: Pointer,
+    residual: Pointer,
+    scale: Pointer | None,
+    weight: Pointer,
+    out: Forms,
+    hidden_size: I32,
+    eps: F32,
 ) -> None:
-    """Adds delta to the residual, and norms the sum."""
+    """Adds delta to the residual, scales the sum if there is a scale, and norms it."""
 
 
 def rf_give_rows(*, x: Pointer, out: Forms, hidden_size: I32) -> None:

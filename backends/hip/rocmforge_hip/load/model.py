@@ -171,11 +171,14 @@ class ModelLoading:
     def _new_caches(self) -> tuple[LayerCache[DeviceArray], ...]:
         if not self._config.causal:
             return ()
-        windows = self._plan.windows
-        if windows is None:
-            return tuple(self._new_cache(layer) for layer in range(self._config.num_layers))
-        caches = {layer: self._new_cache(layer) for layer in sorted(set(windows.cache_of))}
-        return tuple(caches[layer] for layer in windows.cache_of)
+        windows, layers = self._plan.windows, self._config.layers
+        cache_of = range(len(layers)) if windows is None else windows.cache_of
+        owners = [
+            cache_of[index if layer.cache_of is None else layer.cache_of]
+            for index, layer in enumerate(layers)
+        ]
+        caches = {layer: self._new_cache(layer) for layer in sorted(set(owners))}
+        return tuple(caches[layer] for layer in owners)
 
     def _new_states(self) -> tuple[tuple[DeviceArray, ...], ...]:
         """Makes room for states; nobody reads what it holds before they have been written."""

@@ -303,9 +303,9 @@ def _of_causal(
     of_rank = spec((tokens, rank), "f4")
     partials = [  # results of splits, and what each has
         (max(geometry.prefill_results(), splits * layer.num_heads), layer)
-        for layer in config.layers
+        for index, layer in enumerate(config.layers)
         if layer.num_heads
-        for splits in [geometry.attention_splits(layer.num_kv_heads, limits.sequences)]
+        for splits in [geometry.attention_splits(config.kv_heads_read_by(index), limits.sequences)]
     ]
     lora_shrunk, gate_up = lora_scratch(stacks, tokens, limits.adapters)
     parts = spec((geometry.most_sampling_parts(rows), 2), "f4")

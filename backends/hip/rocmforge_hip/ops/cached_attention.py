@@ -73,8 +73,8 @@ class _Unrotated(Activation):
     """Queries that attention is to rotate, with the keys and values that it is to store."""
 
     queries: Activation
-    keys: Activation
-    values: Activation
+    keys: Activation | None  # None: another layer stores keys and values
+    values: Activation | None
     norms: tuple[DeviceArray | None, DeviceArray | None]  # of queries and keys
 
 
@@ -82,12 +82,19 @@ class _LayerKernels:
     """The kernels for the heads of one layer, and how many of them a block of decodes has."""
 
     def __init__(
-        self, library: KernelLibrary, layer: LayerConfig, cache: str, *, has_gains: bool
+        self,
+        library: KernelLibrary,
+        layer: LayerConfig,
+        kv_heads: int,
+        cache: str,
+        *,
+        has_gains: bool,
     ) -> None:
         sizes = layer.key_dim, layer.value_dim
         head = next(head for head in CACHED_HEADS if (head.key_dim, head.value_dim) == sizes)
         wide = "wide_" if max(sizes) > NARROW_HEAD_DIM else ""
-        shared = layer.num_heads // layer.num_kv_heads
+        shared = layer.num_heads // kv_heads
+        self.kv_heads: Final = kv_heads  # of the cache that it reads
         self.group: Final = head.group(shared)
         self.tiles: Final = ceil_div(shared, self.group)  # blocks for what shares keys
         # A key that several blocks read is stored before them. Attention norms before it rotates,
@@ -148,7 +155,13 @@ class CachedAttention:
         self._wave = library.wave_size
         cache = "int8" if caches[0].key_scale is not None else "f16"
         self._kernels = {  # of the layers that have attention
-            index: _LayerKernels(library, layer, cache, has_gains=query_gains is not None)
+            index: _LayerKernels(
+                library,
+                layer,
+                config.kv_heads_read_by(index),
+                cache,
+                has_gains=query_gains is not None,
+            )
             for index, layer in enumerate(config.layers)
             if layer.num_heads
         }
@@ -170,15 +183,30 @@ class CachedAttention:
         spec: AttentionSpec,
     ) -> Activation:
         """Does as `Ops.rope_and_store` says, or leaves it to `attend`."""
+        layer = self._config.layers[spec.layer]
+        assert (k.features, v.features) == (layer.key_features, layer.value_features)
+        return self._roped(step, (q, k, v), (q_norm, k_norm), spec)
+
+    def rotate_queries(
+        self, step: DeviceStep, q: Activation, q_norm: Weight | None, spec: AttentionSpec
+    ) -> Activation:
+        """Does as `Ops.rotate_queries` says, or leaves it to `attend`."""
+        return self._roped(step, (q, None, None), (q_norm, None), spec)
+
+    def _roped(
+        self,
+        step: DeviceStep,
+        rows: tuple[Activation, Activation | None, Activation | None],
+        norms: tuple[Weight | None, Weight | None],
+        spec: AttentionSpec,
+    ) -> Activation:
+        """Rotates queries, and keys with values unless another layer stores them."""
+        (q, k, v), (q_norm, k_norm) = rows, norms
         config, cache, own = self._config, self.caches[spec.layer], self._kernels[spec.layer]
         layer, key_dim = config.layers[spec.layer], config.layers[spec.layer].key_dim
         heads, kv_heads = layer.num_heads, layer.num_kv_heads
-        assert (q.features, k.features, v.features) == (
-            layer.query_features,
-            layer.key_features,
-            layer.value_features,
-        )
-        norms = optional_vector(q_norm, key_dim), optional_vector(k_norm, key_dim)
+        assert q.features == layer.query_features
+        vectors = optional_vector(q_norm, key_dim), optional_vector(k_norm, key_dim)
         assert self._arena.rotated is not None
         if step.variant.fuses_attention and own.may_rope:
             assert not step.shape.prefills
@@ -189,7 +217,7 @@ class CachedAttention:
                 queries=q,
                 keys=k,
                 values=v,
-                norms=norms,
+                norms=vectors,
             )
         assert cache.values is not None
         out = self._arena.rotated.float16(q.rows, q.features)
@@ -198,10 +226,10 @@ class CachedAttention:
             (q.rows, ceil_div(heads + 2 * kv_heads, waves), 1),
             _THREADS,
             q=f32_of(q),
-            k=f32_of(k),
-            v=f32_of(v),
-            q_norm=norms[0],
-            k_norm=norms[1],
+            k=_optional_f32(k),
+            v=_optional_f32(v),
+            q_norm=vectors[0],
+            k_norm=vectors[1],
             **self._rotation(spec),
             q_gains=self._query_gains,
             positions=step.inputs.positions,
@@ -211,14 +239,15 @@ class CachedAttention:
             v_cache=cache.values,
             k_scale=cache.key_scale,
             v_scale=cache.value_scale,
-            q_stride=q.stride or q.features,
-            k_stride=k.stride or k.features,
-            v_stride=v.stride or v.features,
+            q_stride=_stride(q),
+            k_stride=_stride(k),
+            v_stride=_stride(v),
             heads=heads,
             kv_heads=kv_heads,
             key_dim=key_dim,
             value_dim=layer.value_dim,
             rotates_first=int(layer.rotates_first),
+            norms_values=int(layer.norms_values),
             eps=config.norm_eps,
         )
         return Activation(self._arena.rotated, q.rows, q.features, f16=out)
@@ -269,7 +298,7 @@ class CachedAttention:
     ) -> None:
         layer, shape, inputs = self._config.layers[spec.layer], step.shape, step.inputs
         cache, own = self.caches[spec.layer], self._kernels[spec.layer]
-        kv_heads, (values, value_scale) = layer.num_kv_heads, cache.of_values
+        kv_heads, (values, value_scale) = own.kv_heads, cache.of_values
         split = self._geometry.attention(
             shape.blocks * BLOCK_TOKENS,
             spec.window,
@@ -285,15 +314,15 @@ class CachedAttention:
         assert results <= partial_ml.shape[0] or split.count == 1
         window = spec.window or 0
         new = q if isinstance(q, _Unrotated) else None
-        rows = (new.queries, new.keys, new.values) if new is not None else (q, q, q)
-        strides = [each.stride or each.features for each in rows]
+        rows = (q,) * 3 if new is None else (new.queries, new.keys, new.values)
+        strides = [_stride(each) for each in rows]
         own.decode.launch(
             (kv_heads * own.tiles, split.count, shape.decodes),
             own.decode_threads,
             q=q.f16,
             new_q=None if new is None else f32_of(new.queries),
-            new_k=None if new is None else f32_of(new.keys),
-            new_v=None if new is None else f32_of(new.values),
+            new_k=_optional_f32(new and new.keys),
+            new_v=_optional_f32(new and new.values),
             q_norm=None if new is None else new.norms[0],
             k_norm=None if new is None else new.norms[1],
             **self._rotation(spec),
@@ -316,6 +345,7 @@ class CachedAttention:
             blocks_per_sequence=shape.blocks,
             heads=layer.num_heads,
             kv_heads=kv_heads,
+            norms_values=int(layer.norms_values),
             window=window,
             split_tokens=split.tokens,
             eps=self._config.norm_eps,
@@ -350,9 +380,9 @@ class CachedAttention:
         layer, shape, inputs = self._config.layers[spec.layer], step.shape, step.inputs
         cache, own = self.caches[spec.layer], self._kernels[spec.layer]
         values, value_scale = cache.of_values
-        group = layer.num_heads // layer.num_kv_heads
+        group = layer.num_heads // own.kv_heads
         tiles = ceil_div(shape.longest_prefill * group, ATTENTION_ROWS)
-        head_blocks = layer.num_kv_heads * ceil_div(layer.value_dim, ATTENTION_VALUES)
+        head_blocks = own.kv_heads * ceil_div(layer.value_dim, ATTENTION_VALUES)
         context = shape.blocks * BLOCK_TOKENS
         split = self._geometry.prefill_splits(
             context if spec.window is None else min(context, spec.window),
@@ -381,7 +411,7 @@ class CachedAttention:
             split_tokens=split.tokens,
             blocks_per_sequence=shape.blocks,
             heads=layer.num_heads,
-            kv_heads=layer.num_kv_heads,
+            kv_heads=own.kv_heads,
             window=spec.window or 0,
             scale=spec.scale,
             softcap=spec.softcap or 0.0,
@@ -410,3 +440,12 @@ class CachedAttention:
         if out.f32 is not None and not step.shape.prefills and layer.value_dim % QUANT_BLOCK == 0:
             self._products.forms.give_int8(out)
         return out
+
+
+def _optional_f32(x: Activation | None) -> DeviceArray | None:
+    return None if x is None else f32_of(x)
+
+
+def _stride(x: Activation | None) -> int:
+    """Returns the elements between rows of float32, 0 of nothing."""
+    return 0 if x is None else x.stride or x.features

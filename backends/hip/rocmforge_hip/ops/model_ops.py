@@ -31,7 +31,7 @@ from rocmforge_hip.ops.geometry import Geometry, groups_experts
 from rocmforge_hip.ops.linear.mixed_gemv import UnmadeProduct
 from rocmforge_hip.ops.linear.products import GATES, LinearKernels
 from rocmforge_hip.ops.lora import DeviceAdapters, Lora
-from rocmforge_hip.ops.operands import empty, f16_of, f32_of, part_of, vector_of
+from rocmforge_hip.ops.operands import empty, f16_of, f32_of, optional_vector, part_of, vector_of
 from rocmforge_hip.ops.recurrent.layers import RecurrentLayers
 from rocmforge_hip.ops.rows import HiddenRows, RmsNorms, RowKernels, norm_threads, norms_of
 from rocmforge_hip.ops.step import DeviceStep
@@ -168,7 +168,12 @@ class HipOps:
         return out
 
     def add_norm(
-        self, residual: Activation, delta: Activation, weight: Weight | None, bias: Weight | None
+        self,
+        residual: Activation,
+        delta: Activation,
+        weight: Weight | None,
+        bias: Weight | None,
+        scale: Weight | None = None,
     ) -> tuple[Activation, Activation]:
         """Writes the sum to the place of the residual."""
         if weight is None:
@@ -182,9 +187,10 @@ class HipOps:
             assert isinstance(norms, RmsNorms)
             assert weight is not None
             vector, threads = vector_of(weight, features), norm_threads(features)
-            self.products.make_and_norm(delta, residual, vector, norms.eps, threads, out)
+            factor = optional_vector(scale, 1)
+            self.products.make_and_norm(delta, residual, vector, norms.eps, threads, out, factor)
         else:
-            self._norms.add_norm(residual, delta, weight, bias, out, residual.f32)
+            self._norms.add_norm(residual, delta, weight, bias, out, residual.f32, scale)
         return residual, out
 
     def norm_of_sum(
@@ -341,9 +347,6 @@ class HipOps:
         self._route.add_shared(mixed, shared, x, router)
         return shared
 
-    def add_scaled(self, residual: Activation, delta: Activation, scale: Weight) -> Activation:
-        raise AssertionError(_NO_GEMMA_4)
-
     def per_layer_inputs(
         self, step: DeviceStep, x: Activation, embedding: Embedding[Weight]
     ) -> Activation:
@@ -392,7 +395,8 @@ class HipOps:
     def rotate_queries(
         self, step: DeviceStep, q: Activation, q_norm: Weight | None, spec: AttentionSpec
     ) -> Activation:
-        raise AssertionError(_NO_GEMMA_4)
+        assert self._cached is not None
+        return self._cached.rotate_queries(step, q, q_norm, spec)
 
     def attention(
         self, step: DeviceStep, q: Activation, spec: AttentionSpec, sinks: Weight | None

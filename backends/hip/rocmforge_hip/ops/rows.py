@@ -184,12 +184,17 @@ class RmsNorms:
         bias: Weight | None,
         out: Activation,
         total: DeviceArray | None,
+        scale: Weight | None = None,
     ) -> None:
-        """Norms the rows of residual + delta; the sum goes to `total`, the residual's place."""
+        """Norms the rows of scale * (residual + delta), if there is a weight for it.
+
+        The sum goes to `total`, the residual's place.
+        """
         assert bias is None
         assert total is residual.f32, "the kernel writes the sum to the place of the residual"
         assert (residual.rows, residual.features) == (delta.rows, delta.features)
         if weight is None:
+            assert scale is None
             self._add.launch(
                 *_blocks(residual),
                 delta=f32_of(delta),
@@ -202,6 +207,7 @@ class RmsNorms:
             *_blocks(residual),
             delta=f32_of(delta),
             residual=f32_of(residual),
+            scale=optional_vector(scale, 1),
             weight=vector_of(weight, residual.features),
             out=out,
             hidden_size=residual.features,
@@ -298,8 +304,10 @@ class LayerNorms:
         bias: Weight | None,
         out: Activation,
         total: DeviceArray | None,
+        scale: Weight | None = None,
     ) -> None:
         """Norms the rows of residual + delta, and writes the sum itself to `total`, if given."""
+        assert scale is None
         assert (residual.rows, residual.features) == (delta.rows, delta.features)
         assert weight is not None
         self._add_norm.launch(

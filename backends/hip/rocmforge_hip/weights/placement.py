@@ -241,10 +241,13 @@ def _stack(
     members: Mapping[WeightPlace, Tensor], product: Product | None
 ) -> dict[WeightPlace, PlannedPart]:
     """Plans one matrix with the rows of several tensors of one format and in_features."""
+    starts: dict[int, int] = {}  # of tensors, by identity: keys may be values, too
     parts, row = [], 0
     for tensor in members.values():
-        parts.append((tensor, row, AS_IS))
-        row += tensor.shape[0]
+        if id(tensor) not in starts:
+            starts[id(tensor)] = row
+            parts.append((tensor, row, AS_IS))
+            row += tensor.shape[0]
     matrix = PlannedMatrix(
         format=format_of(tensor),
         in_features=tensor.shape[1],
@@ -253,8 +256,10 @@ def _stack(
         parts=tuple(parts),
     )
     return {
-        place: PlannedPart(matrix, first, tensor.shape[0], product, place.declared.role)
-        for place, (tensor, first, _) in zip(members, parts, strict=True)
+        place: PlannedPart(
+            matrix, starts[id(tensor)], tensor.shape[0], product, place.declared.role
+        )
+        for place, tensor in members.items()
     }
 
 

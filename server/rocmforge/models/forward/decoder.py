@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from rocmforge.models.blocks import (
     Attention,
@@ -24,6 +24,20 @@ W = TypeVar("W")
 S = TypeVar("S")
 
 
+class _Stream(NamedTuple, Generic[A, W]):
+    """The residual on its way from layer to layer.
+
+    Attributes:
+        residual: [T, hidden_size].
+        delta: What the last part adds to it, if anything.
+        scale: [1], what then multiplies the sum, if anything.
+    """
+
+    residual: A
+    delta: A | None = None
+    scale: W | None = None
+
+
 def hidden_states(config: ModelConfig, weights: ModelWeights[W], ops: Ops[A, W, S], step: S) -> A:
     """Returns the hidden states of the step's tokens, [T, hidden_size]; fills caches and states.
 
@@ -39,10 +53,10 @@ def hidden_states(config: ModelConfig, weights: ModelWeights[W], ops: Ops[A, W, 
     other = None
     if config.per_layer_size:
         other = ops.per_layer_inputs(step, residual, weights.embedding)
-    delta: A | None = None
+    stream: _Stream[A, W] = _Stream(residual)
     for spec, layer in zip(specs, layers, strict=True):
-        residual, delta = _layer(config, layer, ops, step, (residual, delta), spec, other)
-    return _normed(ops, residual, delta, weights.output_norm)[1]
+        stream = _layer(config, layer, ops, step, stream, spec, other)
+    return _normed(ops, stream, weights.output_norm)[1]
 
 
 def predicted_states(
@@ -57,9 +71,8 @@ def predicted_states(
     """
     layer, spec = weights.layers[-1], attention_specs(config)[-1]
     norm = present(weights.predictor).output_norm or present(weights.output_norm)
-    residual = _predictor_input(config, weights, ops, step)
-    residual, delta = _layer(config, layer, ops, step, (residual, None), spec)
-    return _normed(ops, residual, delta, norm)[1]
+    stream: _Stream[A, W] = _Stream(_predictor_input(config, weights, ops, step))
+    return _normed(ops, _layer(config, layer, ops, step, stream, spec), norm)[1]
 
 
 def fill_predictor(
@@ -94,41 +107,40 @@ def _layer(
     layer: Layer[W],
     ops: Ops[A, W, S],
     step: S,
-    inputs: tuple[A, A | None],
+    stream: _Stream[A, W],
     spec: AttentionSpec,
     other: A | None = None,
-) -> tuple[A, A | None]:
-    """Returns the residual and what its last part adds to it, if anything.
+) -> _Stream[A, W]:
+    """Returns the residual and what its last part does with it.
 
     Args:
         config: Of the model.
         layer: Its weights.
         ops: Of the backend.
         step: The running one.
-        inputs: The same of the layer before.
+        stream: The same of the layer before.
         spec: The rules of its attention.
         other: The tokens' other embedding, of a model that has one.
     """
-    residual, delta = inputs
     norm = layer.attention_norm
     if _mixes(layer):
-        residual, x = _normed(ops, residual, delta, norm)
+        residual, x = _normed(ops, stream, norm)
         delta = _mix(config, layer, ops, step, x, spec)
         if layer.attention_post_norm is not None:
             delta = ops.norm(delta, layer.attention_post_norm, None)
-        norm = layer.feed_forward_norm
+        stream, norm = _Stream(residual, delta), layer.feed_forward_norm
     if layer.experts is not None and layer.feed_forward is not None:
         residual, delta = _two_networks(
-            config, layer, ops, step, (residual, present(delta)), spec.layer
+            config, layer, ops, step, (stream.residual, present(stream.delta)), spec.layer
         )
     elif layer.experts is not None:
         rule = present(config.layers[spec.layer].experts)
         residual, x, chosen = ops.add_norm_route(
-            residual, present(delta), present(norm), layer.experts, rule
+            stream.residual, present(stream.delta), present(norm), layer.experts, rule
         )
         delta = _experts(config, layer.experts, ops, step, x, chosen)
     elif layer.feed_forward is not None:
-        residual, x = _normed(ops, residual, delta, norm)
+        residual, x = _normed(ops, stream, norm)
         delta = _feed_forward(config, layer.feed_forward, ops, step, x)
     if layer.feed_forward_post_norm is not None:
         delta = ops.norm(present(delta), layer.feed_forward_post_norm, None)
@@ -136,16 +148,14 @@ def _layer(
         residual, x = ops.add_norm(residual, present(delta), None, None)
         x = ops.gate_per_layer(ops.linear(step, x, own.gate, None), present(other), spec.layer)
         delta = ops.norm(ops.linear(step, x, own.output, None), own.norm, None)
-    if layer.output_scale is not None:
-        return ops.add_scaled(residual, present(delta), layer.output_scale), None
-    return residual, present(delta)
+    return _Stream(residual, delta, layer.output_scale)
 
 
-def _normed(ops: Ops[A, W, S], residual: A, delta: A | None, norm: W | None) -> tuple[A, A]:
+def _normed(ops: Ops[A, W, S], stream: _Stream[A, W], norm: W | None) -> tuple[A, A]:
     """Returns the sum of residual and delta, if there is one yet, and its norm."""
-    if delta is None:
-        return residual, ops.norm(residual, norm, None)
-    return ops.add_norm(residual, delta, norm, None)
+    if stream.delta is None:
+        return stream.residual, ops.norm(stream.residual, norm, None)
+    return ops.add_norm(stream.residual, stream.delta, norm, None, stream.scale)
 
 
 def _mixes(layer: Layer[W]) -> bool:

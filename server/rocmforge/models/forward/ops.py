@@ -88,8 +88,13 @@ class Ops(Protocol[A, W, S]):
         """
         ...
 
-    def add_norm(self, residual: A, delta: A, weight: W | None, bias: W | None) -> tuple[A, A]:
-        """Returns residual + delta and its norm, as `norm`: [rows, hidden_size] each."""
+    def add_norm(
+        self, residual: A, delta: A, weight: W | None, bias: W | None, scale: W | None = None
+    ) -> tuple[A, A]:
+        """Returns scale * (residual + delta) and its norm, as `norm`: [rows, hidden_size] each.
+
+        The scale is [1]; None for 1.
+        """
         ...
 
     def norm_of_sum(self, residual: A, delta: A, weight: W, bias: W | None) -> A:
@@ -197,10 +202,6 @@ class Ops(Protocol[A, W, S]):
             x: [T, hidden_size], what all of them read.
             router: [hidden_size], or None.
         """
-        ...
-
-    def add_scaled(self, residual: A, delta: A, scale: W) -> A:
-        """Returns scale * (residual + delta), [rows, hidden_size]; scale is [1]."""
         ...
 
     def per_layer_inputs(self, step: S, x: A, embedding: Embedding[W]) -> A:

@@ -156,20 +156,22 @@ class MixedGemvKernels:
         self,
         product: UnmadeProduct,
         residual: Activation,
-        weight: DeviceArray,
+        weight: DeviceArray | None,
         eps: float,
         threads: int,
         out: Activation,
+        scale_of_sum: DeviceArray | None,
     ) -> None:
         """Adds a product to the residual and norms the sum, as `RmsNorms.add_norm` does.
 
         Args:
             product: What to make first.
             residual: float32 [rows, features]; becomes the sum.
-            weight: float32 [features].
+            weight: float32 [features]; None: the sum is not normed.
             eps: Of the norm.
             threads: That a block of the norm would have.
             out: Its forms are written.
+            scale_of_sum: float32 [1]; None for 1.
         """
         matrix, rows = product.part.matrix, product.rows
         assert (residual.rows, residual.features) == (rows, product.features)
@@ -190,6 +192,7 @@ class MixedGemvKernels:
             arrived=self._arena.arrived,
             residual=f32_of(residual),
             post_weight=optional_vector(product.post_norm, matrix.out_features),
+            scale_of_sum=scale_of_sum,
             norm_weight=weight,
             normed=out,
             norm_threads=threads,

@@ -144,13 +144,14 @@ class LinearKernels:
         self,
         product: UnmadeProduct,
         residual: Activation,
-        weight: DeviceArray,
+        weight: DeviceArray | None,
         eps: float,
         threads: int,
         out: Activation,
+        scale: DeviceArray | None,
     ) -> None:
         """Does with what `later` returned as `MixedGemvKernels.make_and_norm` says."""
-        self._mixed.make_and_norm(product, residual, weight, eps, threads, out)
+        self._mixed.make_and_norm(product, residual, weight, eps, threads, out, scale)
 
     def gated_int8(self, x: Activation, part: MatrixPart, gate: int) -> Activation | None:
         """Returns the gated product in float32 and int8, if one launch can make both, or None."""
