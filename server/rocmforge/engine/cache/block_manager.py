@@ -118,7 +118,7 @@ class BlockManager:
         if self._states is not None:
             self._states.begin_step()
         if self._windows is not None:
-            for seq in self._windows.take_computed():
+            for seq in self._windows.take_passed():
                 self.publish(seq)
                 self._windows.slide(seq)
 

@@ -133,19 +133,27 @@ class WindowBlocks:
         self._num_used += self._groups * new
         windows.stop += new
 
-    def take_computed(self) -> list[Sequence]:
-        """Returns the running sequences that the step before computes, once."""
+    def take_passed(self) -> list[Sequence]:
+        """Returns, once, what runs of the step before and has left a block behind."""
         computed, self._computed = self._computed, []
-        return [seq for seq in computed if seq.windows is not None]
+        return [
+            seq
+            for seq in computed
+            if seq.windows is not None and self._first_needed(seq) > seq.windows.first
+        ]
 
-    def slide(self, seq: Sequence) -> None:
-        """Releases what no token will see that the sequence computes from now on.
+    def _first_needed(self, seq: Sequence) -> int:
+        """Returns the first block that is seen by what the sequence computes from now on.
 
         Draft tokens in flight may be taken back, but none of the known ones.
         """
+        return self.first_seen(min(seq.num_computed, seq.num_known))
+
+    def slide(self, seq: Sequence) -> None:
+        """Releases what no token will see that the sequence computes from now on."""
         windows = seq.windows
         assert windows is not None, "it runs"
-        first = self.first_seen(min(seq.num_computed, seq.num_known))
+        first = self._first_needed(seq)
         for block in range(windows.first, first):
             blocks = windows.tables[:, block].tolist()
             self._release(blocks, first_to_go=block not in windows.worth)
@@ -194,8 +202,7 @@ class WindowBlocks:
             windows = seq.windows
             assert windows is not None, "a running sequence has no windows"
             all_windows.append(windows)
-            seen = self.first_seen(min(seq.num_computed, seq.num_known))
-            assert windows.first <= seen, "a block was released that is seen"
+            assert windows.first <= self._first_needed(seq), "a block was released that is seen"
             assert windows.stop * self._block_size >= seq.num_computed, "tokens without a block"
             most = windows.quota + self._step_blocks + 1
             assert windows.stop - windows.first <= most, "more blocks than a window needs"
