@@ -20,7 +20,7 @@ from rocmforge.engine.schedule.limits import SchedulerLimits
 from tests.backend.conftest import DEFAULTS, Load
 from tests.backend.driving import Chunk, Driver
 from tests.data.models.tiny_models import by_name, goldens, write_model
-from tests.data.models.tiny_recurrent import LENGTHS, LONG_PROMPT, RECURRENT_MODELS
+from tests.data.models.tiny_recurrent import FAR_PROMPT, LENGTHS, LONG_PROMPT, RECURRENT_MODELS
 from tests.support.conversations import talk
 from tests.support.loading import load_file
 
@@ -49,6 +49,23 @@ def test_prompts_of_any_length_say_what_they_say_in_transformers(name: str, load
         found = ends(driver, [length])
         assert np.abs(found - expected).max() / np.std(logits) < TOLERANCE, length
         assert found.argmax() == expected.argmax()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_five_thousand_tokens_say_what_they_say_in_transformers(
+    name: str, load: Load, tmp_path: Path
+) -> None:
+    """In steps of 1,000, which begin and end within blocks and chunks."""
+    recipe = by_name(name)
+    longer = {"max_position_embeddings": 8192}
+    path = write_model(replace(recipe, config=recipe.config | longer), tmp_path)
+    driver = load(path, max_context=8192, max_batched_tokens=1024, kv_blocks=320)
+    for start in range(0, len(FAR_PROMPT), 1000):
+        tokens = FAR_PROMPT[start : start + 1000]
+        found = driver.logprobs(Chunk(tokens=tokens, start=start, blocks=range(320)), [999])[0]
+    logits = goldens(name)["far"]
+    expected = np.array(logits) - np.log(np.exp(logits).sum())
+    assert np.abs(found - expected).max() / np.std(logits) < TOLERANCE
 
 
 @pytest.mark.parametrize("name", NAMES)

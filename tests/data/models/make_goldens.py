@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ import numpy as np
 from tests.data.models.tiny_experts import EXPERT_CLASSES
 from tests.data.models.tiny_folders import write_folder
 from tests.data.models.tiny_models import GOLDEN_ROWS, MODELS, PROMPT, TinyModel, hf_weights
-from tests.data.models.tiny_recurrent import LENGTHS, LONG_PROMPT
+from tests.data.models.tiny_recurrent import FAR_PROMPT, LENGTHS, LONG_PROMPT
 
 # Not among the tools of this project, so type checking must not need them.
 torch = import_module("torch")
@@ -80,16 +80,17 @@ def golden(model: TinyModel) -> dict[str, Any]:
         found["frequencies"] = rounded(getattr(rope, f"{prefix}inv_freq"))
         found["attention_factor"] = float(getattr(rope, f"{prefix}attention_scaling"))
     if model.shapes and model.architecture != "gemma4":
-        found["ends"] = [rounded(last_logits(built, length)) for length in LENGTHS]
+        found["ends"] = [rounded(last_logits(built, LONG_PROMPT[:end])) for end in LENGTHS]
+        found["far"] = rounded(last_logits(built, FAR_PROMPT))
     if rope is not None and prefix:
         found["local_frequencies"] = rounded(rope.sliding_attention_inv_freq)
     return found
 
 
-def last_logits(built: Any, length: int) -> Any:
-    """Logits after the first tokens of the long prompt."""
+def last_logits(built: Any, prompt: Sequence[int]) -> Any:
+    """Logits after a prompt."""
     with torch.no_grad():
-        return built(torch.tensor([LONG_PROMPT[:length]])).logits[0, -1].numpy()
+        return built(torch.tensor([prompt]), logits_to_keep=1).logits[0, -1].numpy()
 
 
 def rounded(values: Iterable[float]) -> list[float]:

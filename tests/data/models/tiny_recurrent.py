@@ -18,6 +18,8 @@ from tests.support.gguf_writer import Value
 LONG_PROMPT: Final = tuple(7 * index % 89 for index in range(700))
 LENGTHS: Final = (1, 63, 64, 65, 700)
 """Of prompts: beside and at the borders of chunks of 64 tokens, and beyond several."""
+FAR_PROMPT: Final = tuple((7 * index + index // 89) % 89 for index in range(5000))
+"""As long as what an agent begins with: roundings of a state have many steps to grow."""
 
 
 def _liquid_config(**changes: Any) -> dict[str, Any]:
