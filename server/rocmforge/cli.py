@@ -159,7 +159,8 @@ def _parser() -> Parser:
         action="append",
         default=[],
         metavar="FILE",
-        help="text file to put behind the prompt; may be repeated, and a pipe comes last",
+        help="text file to put behind the prompt, or image to go with it; may be repeated, and a "
+        "pipe comes last",
     )
     run.add_argument(
         "--url", help="talk to the server at this address, such as http://127.0.0.1:8000"

@@ -16,6 +16,7 @@ from rich.console import Console
 from rocmforge.arguments import given_settings
 from rocmforge.commands.chat.commands import COMMANDS, HINT, run_command
 from rocmforge.commands.chat.conversation import Conversation
+from rocmforge.commands.chat.images import is_image
 from rocmforge.commands.chat.prompt import is_interactive, whole_prompt
 from rocmforge.commands.chat.rendering import Screen
 from rocmforge.commands.chat.responder import Responder
@@ -91,7 +92,7 @@ def _given_prompt(arguments: argparse.Namespace, text: str | None) -> str | None
     """Returns what to answer once; None for a conversation."""
     if text is None and not arguments.file and is_interactive():
         return None
-    return whole_prompt(text, arguments.file)
+    return whole_prompt(text, [file for file in arguments.file if not is_image(file)])
 
 
 def _given_values(arguments: argparse.Namespace) -> Mapping[str, Any]:
@@ -108,6 +109,8 @@ def _talk(
 ) -> None:
     screen = Screen(sys.stdout, sys.stderr, quiet=arguments.quiet)
     session = Session(responder, screen, Conversation(system=arguments.system), values)
+    for file in filter(is_image, arguments.file):
+        session.add_image(file)
     if prompt is not None:
         runner.run(session.ask(prompt))
     else:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -159,6 +161,22 @@ def test_a_damaged_image_disturbs_nobody(server: LiveServer, client: OpenAI) -> 
     assert bad.status_code == 400
     assert "is a damaged PNG file" in bad.json()["error"]["message"]
     assert len(answers) == 1
+
+
+def test_run_takes_the_path_of_an_image(server: LiveServer, tmp_path: Path) -> None:
+    file = tmp_path / "a.png"
+    file.write_bytes(encoded(picture(33, 44)))
+    before = metric(server, "rocmforge_images_total")
+    arguments = ["run", "--url", server.url, "What is it?", "--file", str(file), "--max-tokens=4"]
+    done = subprocess.run(
+        [sys.executable, "-m", "rocmforge", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        stdin=subprocess.DEVNULL,
+    )
+    assert done.returncode == 0, done.stderr
+    assert metric(server, "rocmforge_images_total") > before
 
 
 def test_the_model_says_that_it_takes_images(client: OpenAI) -> None:

@@ -10,6 +10,7 @@ from rocmforge.commands.chat.responder import Ended, Part
 from rocmforge.errors import ModelFileNotFound
 from rocmforge.gguf.tokenizer import read_templates, read_tokenizer
 from rocmforge.models.sampling import SamplingDefaults
+from rocmforge.pixels.readers import ImageReaders
 from rocmforge.text.template.template import ChatTemplates
 from rocmforge.text.tokenizer.tokenizer import Tokenizer
 from tests.api import tiny
@@ -35,7 +36,7 @@ class OneModel(LocalModel):
         sources = read_templates(data) if chats else {}
         templates = ChatTemplates.compile(sources, tokenizer)
         served = make_model(engine, tokenizer=tokenizer, templates=templates)
-        super().__init__(requested(served))
+        super().__init__(requested(served), ImageReaders())
 
     async def models(self) -> tuple[str, ...]:
         return ("tiny", "other")
@@ -56,6 +57,7 @@ class Measured:
 
     model = "measured"
     chats = True
+    takes_images = True
     defaults = SamplingDefaults()
 
     def __init__(self, context: int | None) -> None:

@@ -138,7 +138,12 @@ HEAD = '{"format": "rocmforge-conversation", "version": 1, "model": "m", "messag
         (HEAD.replace("1", "2").encode() + b"[]}", "version"),
         (HEAD.encode() + b'[{"role": "tool", "content": "a"}]}', "messages"),
         (HEAD.encode() + b'[{"role": "user", "content": "a"}]}', "must take turns"),
-        (HEAD.encode() + b'[{"role": "user", "content": 3}]}', "Expected `str`"),
+        (HEAD.encode() + b'[{"role": "user", "content": 3}]}', r"Expected `str \| array`"),
+        (
+            HEAD.encode() + b'[{"role": "user", "content": [{"type": "image_url", "image_url": '
+            b'{"url": "https://example.com/a.png"}}]}]}',
+            "data:image",
+        ),
     ],
 )
 def test_a_bad_file_is_refused_and_the_conversation_stays(

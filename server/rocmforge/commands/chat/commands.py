@@ -65,6 +65,12 @@ async def _set(session: Session, text: str) -> str:
     return session.describe_values()
 
 
+async def _image(session: Session, text: str) -> str:
+    path = _path(text, "/image FILE")
+    session.add_image(path)
+    return f"{path.name} goes with your next message."
+
+
 async def _save(session: Session, text: str) -> str:
     path = _path(text, "/save FILE")
     save(session.conversation, session.responder.model, path)
@@ -107,6 +113,7 @@ COMMANDS: Final = (
     Command(("/clear",), "", "forgets what was said; the system message stays", _clear),
     Command(("/system",), "[TEXT]", 'shows or changes the system message; "" removes it', _system),
     Command(("/set",), "[NAME VALUE]", "shows or changes how answers are drawn", _set),
+    Command(("/image",), "FILE", "adds an image to the next message", _image),
     Command(("/model",), "[NAME]", "shows the models there are, or changes to one", _model),
     Command(("/save",), "FILE", "writes the conversation into a JSON file", _save),
     Command(("/load",), "FILE", "goes on with a conversation that was saved", _load),

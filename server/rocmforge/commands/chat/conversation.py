@@ -15,6 +15,7 @@ class Exchange:
     question: str
     answer: str
     thoughts: str = ""  # for templates that show them again
+    images: tuple[str, ...] = ()  # of the question, as data: addresses
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,23 +56,24 @@ class Turn:
     question: str
     values: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     """Fields of the request, such as its temperature; those left out are up to the model."""
+    images: tuple[str, ...] = ()  # of the question, as data: addresses
 
     @property
-    def messages(self) -> list[dict[str, str]]:
+    def messages(self) -> list[dict[str, Any]]:
         """Messages as OpenAI's API has them.
 
         The thoughts go along: the model's template says which of them it is to see again.
         """
-        found = []
+        found: list[dict[str, Any]] = []
         if self.conversation.system is not None:
             found.append({"role": "system", "content": self.conversation.system})
         for exchange in self._shown:
-            found.append({"role": "user", "content": exchange.question})
+            found.append({"role": "user", "content": _content(exchange.question, exchange.images)})
             answer = {"role": "assistant", "content": exchange.answer}
             if exchange.thoughts:
                 answer["reasoning_content"] = exchange.thoughts
             found.append(answer)
-        return [*found, {"role": "user", "content": self.question}]
+        return [*found, {"role": "user", "content": _content(self.question, self.images)}]
 
     @property
     def text(self) -> str:
@@ -82,3 +84,10 @@ class Turn:
     @property
     def _shown(self) -> tuple[Exchange, ...]:
         return self.conversation.exchanges[self.conversation.num_hidden :]
+
+
+def _content(text: str, images: tuple[str, ...]) -> str | list[dict[str, Any]]:
+    if not images:
+        return text
+    parts = [{"type": "image_url", "image_url": {"url": address}} for address in images]
+    return [*parts, {"type": "text", "text": text}]

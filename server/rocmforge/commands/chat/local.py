@@ -17,18 +17,24 @@ from rocmforge.api.generate.generation import Generation
 from rocmforge.api.generate.model import RequestedModel
 from rocmforge.api.generate.parts import AnswerParts
 from rocmforge.api.generate.prepared_request import PreparedRequest
-from rocmforge.api.generate.prompts import request_prompt
+from rocmforge.api.generate.prompts import images_of, request_prompt
 from rocmforge.api.generate.schema import ChatRequest, CompletionRequest
 from rocmforge.api.http.origin import Origin
+from rocmforge.api.images.addresses import read_data
+from rocmforge.api.images.pictures import MAX_BYTES
+from rocmforge.api.images.prompt_images import PromptImage
+from rocmforge.api.images.schema import PlacedImage
 from rocmforge.api.metrics.requests import Metrics
 from rocmforge.commands.chat.conversation import Turn
 from rocmforge.commands.chat.responder import Ended, Part
 from rocmforge.commands.chat.values import check_for_completion
 from rocmforge.commands.terminal.progress import wait_ready
-from rocmforge.errors import RocmForgeError
+from rocmforge.errors import InvalidParameter, RocmForgeError
 from rocmforge.fleet.entry import Engine
 from rocmforge.library.finding import all_stored
 from rocmforge.models.sampling import SamplingDefaults
+from rocmforge.models.vision.config import VisionConfig
+from rocmforge.pixels.readers import ImageReaders
 from rocmforge.settings import Settings
 from rocmforge.text.output.reasoning import Reasoning
 from rocmforge.wiring import ModelFront, build_model, build_request_log, read_front
@@ -39,10 +45,12 @@ class LocalModel:
 
     Args:
         model: takes requests, once its engine is ready.
+        readers: of images.
     """
 
-    def __init__(self, model: RequestedModel) -> None:
+    def __init__(self, model: RequestedModel, readers: ImageReaders) -> None:
         self._requested = model
+        self._readers = readers
         self._served = model.served
 
     @property
@@ -54,6 +62,10 @@ class LocalModel:
         return bool(self._served.templates.names)
 
     @property
+    def takes_images(self) -> bool:
+        return self.chats and self._served.vision is not None
+
+    @property
     def defaults(self) -> SamplingDefaults:
         return self._served.sampling_defaults
 
@@ -62,17 +74,33 @@ class LocalModel:
         return self._served.max_context
 
     async def room(self, turn: Turn) -> int:
-        return self._room(turn)
+        if not self.chats:
+            return self._room(turn)
+        images = await self._read_images(turn)
+        return self.context - len(request_prompt(self._served, self._chat_request(turn), images))
 
     def _room(self, turn: Turn) -> int:
-        if self.chats:
-            length = len(request_prompt(self._served, self._chat_request(turn)))
-        else:
-            length = len(self._served.tokenizer.encode(turn.text, parse_special=True))
-        return self.context - length
+        return self.context - len(self._served.tokenizer.encode(turn.text, parse_special=True))
+
+    async def _read_images(self, turn: Turn) -> tuple[PromptImage, ...]:
+        images, vision = [*images_of(self._chat_request(turn).messages)], self._served.vision
+        if vision is None or not images:
+            return ()
+        return await asyncio.to_thread(self._read, images, vision)
+
+    def _read(self, images: list[PlacedImage], vision: VisionConfig) -> tuple[PromptImage, ...]:
+        found = []
+        for image in images:
+            data = read_data(image.url, MAX_BYTES)
+            try:
+                read = self._readers.read(data, vision.processor)
+            except InvalidParameter as error:
+                raise InvalidParameter(f"The image {error.message}.") from error
+            found.append(PromptImage.of(read, vision))
+        return tuple(found)
 
     async def answer(self, turn: Turn) -> AsyncGenerator[Part]:
-        prepared = self._prepare(turn)
+        prepared = self._prepare(turn, await self._read_images(turn) if self.chats else ())
         arrived = replace(self._requested, origin=Origin())
         generation = Generation.start(arrived, "run", prepared)
         parts, reason = AnswerParts(prepared), "stop"
@@ -87,9 +115,9 @@ class LocalModel:
         finally:
             generation.close()
 
-    def _prepare(self, turn: Turn) -> PreparedRequest:
+    def _prepare(self, turn: Turn, images: tuple[PromptImage, ...]) -> PreparedRequest:
         if self.chats:
-            return prepare_chat(self._served, self._chat_request(turn))
+            return prepare_chat(self._served, self._chat_request(turn), images)
         check_for_completion(turn.values)
         values = {"max_tokens": max(self._room(turn), 1), **turn.values}
         request = CompletionRequest(model=self.model, prompt=turn.text, **values)
@@ -115,6 +143,7 @@ class LocalResponder:
         self._console = console
         self._front = front
         self._engine: Engine | None = None
+        self._readers = ImageReaders()
         self._model: LocalModel
 
     @property
@@ -124,6 +153,10 @@ class LocalResponder:
     @property
     def chats(self) -> bool:
         return self._model.chats
+
+    @property
+    def takes_images(self) -> bool:
+        return self._model.takes_images
 
     @property
     def defaults(self) -> SamplingDefaults:
@@ -168,6 +201,7 @@ class LocalResponder:
         )
 
     async def close(self) -> None:
+        self._readers.close()
         engine, self._engine = self._engine, None
         if engine is not None:
             await engine.stop()
@@ -186,5 +220,6 @@ class LocalResponder:
                 served=served,
                 metrics=Metrics(served.name, lambda: engine.status),
                 request_log=build_request_log(settings),
-            )
+            ),
+            self._readers,
         )

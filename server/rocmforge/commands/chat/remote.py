@@ -38,6 +38,11 @@ class RemoteModel(msgspec.Struct, kw_only=True):
         """Whether it chats, as far as the server tells."""
         return not self.capabilities or "chat" in self.capabilities
 
+    @property
+    def takes_images(self) -> bool:
+        """Whether its questions may have images, as far as the server tells."""
+        return not self.capabilities or "images" in self.capabilities
+
 
 class _Models(msgspec.Struct):
     data: list[RemoteModel]
@@ -199,6 +204,10 @@ class RemoteResponder:
     @property
     def chats(self) -> bool:
         return self._model.chats
+
+    @property
+    def takes_images(self) -> bool:
+        return self._model.takes_images
 
     @property
     def defaults(self) -> SamplingDefaults | None:

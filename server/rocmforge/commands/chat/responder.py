@@ -35,6 +35,10 @@ class Responder(Protocol):
         """Whether the model has a chat template; the others continue texts."""
 
     @property
+    def takes_images(self) -> bool:
+        """Whether questions may have images, as far as it is known."""
+
+    @property
     def defaults(self) -> SamplingDefaults | None:
         """How tokens are drawn where a turn does not say; None = not known."""
 

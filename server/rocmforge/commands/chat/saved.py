@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import tempfile
 from pathlib import Path
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
+from msgspec import Meta
 
 from rocmforge.commands.chat.conversation import Conversation, Exchange, Turn
 from rocmforge.errors import ConfigurationError
@@ -16,11 +17,25 @@ MAX_BYTES: Final = 1 << 26
 """No conversation that fits a context is as long."""
 
 
+class SavedImage(msgspec.Struct, kw_only=True):
+    """The address of an image."""
+
+    url: Annotated[str, Meta(pattern="^data:image/")]
+
+
+class SavedPart(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """A part of a message with images."""
+
+    type: Literal["image_url", "text"]
+    image_url: SavedImage | None = None
+    text: str = ""
+
+
 class SavedMessage(msgspec.Struct, kw_only=True, omit_defaults=True):
     """A message as OpenAI's API has it."""
 
     role: Literal["system", "user", "assistant"]
-    content: str
+    content: str | list[SavedPart]
     reasoning_content: str = ""
 
 
@@ -85,7 +100,7 @@ def load(path: Path) -> Conversation:
 
 def _conversation(messages: list[SavedMessage], path: Path) -> Conversation:
     """Takes the messages apart: one of the system perhaps, then questions with their answers."""
-    system = messages[0].content if messages and messages[0].role == "system" else None
+    system = _text(messages[0]) if messages and messages[0].role == "system" else None
     rest = messages if system is None else messages[1:]
     roles = [message.role for message in rest]
     if roles != ["user", "assistant"] * (len(roles) // 2):
@@ -96,7 +111,18 @@ def _conversation(messages: list[SavedMessage], path: Path) -> Conversation:
     return Conversation(
         system=system,
         exchanges=tuple(
-            Exchange(question.content, answer.content, answer.reasoning_content)
+            Exchange(_text(question), _text(answer), answer.reasoning_content, _images(question))
             for question, answer in zip(rest[::2], rest[1::2], strict=True)
         ),
     )
+
+
+def _text(message: SavedMessage) -> str:
+    if isinstance(message.content, str):
+        return message.content
+    return "".join(part.text for part in message.content)
+
+
+def _images(message: SavedMessage) -> tuple[str, ...]:
+    parts = [] if isinstance(message.content, str) else message.content
+    return tuple(part.image_url.url for part in parts if part.image_url is not None)

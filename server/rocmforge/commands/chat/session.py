@@ -6,10 +6,12 @@ import time
 from collections.abc import Mapping
 from contextlib import aclosing
 from dataclasses import replace
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
 from rocmforge.commands.chat.conversation import Conversation, Exchange, Turn
+from rocmforge.commands.chat.images import image_address
 from rocmforge.commands.chat.rendering import Screen
 from rocmforge.commands.chat.responder import Ended, Responder
 from rocmforge.commands.chat.values import describe, read_value
@@ -44,6 +46,7 @@ class Session:
         self.screen = screen
         self.conversation = conversation
         self._values = dict(values)
+        self._images: tuple[str, ...] = ()  # of the next question
         if conversation.system is not None:
             self._check_chats("A system message")
 
@@ -72,6 +75,16 @@ class Session:
         """Returns how answers are drawn, a line for each value."""
         return describe(self._values, self.responder.defaults)
 
+    def add_image(self, path: Path) -> None:
+        """Adds an image to the next question.
+
+        Raises:
+            ConfigurationError: it cannot be read, or the model takes none.
+        """
+        if not self.responder.takes_images:
+            raise ConfigurationError(f"{self.responder.model} takes no images.")
+        self._images = (*self._images, image_address(path))
+
     async def switch(self, name: str) -> None:
         """Lets another model answer; raises RocmForgeError as `Responder.switch`."""
         await self.responder.switch(name)
@@ -94,7 +107,8 @@ class Session:
             RocmForgeError: the question does not fit, or something failed.
         """
         values = MappingProxyType(dict(self._values))
-        turn = await self._fitted(Turn(self.conversation, question, values))
+        images, self._images = self._images, ()  # one that cannot be read spoils no other message
+        turn = await self._fitted(Turn(self.conversation, question, values, images))
         while True:
             try:
                 await self._show(turn)
@@ -142,7 +156,8 @@ class Session:
             if first is not None:
                 self.screen.end()
             if answer:
-                exchange = Exchange(turn.question, "".join(answer), "".join(thoughts))
+                said = "".join(answer), "".join(thoughts)
+                exchange = Exchange(turn.question, *said, turn.images)
                 self.conversation = turn.conversation.add(exchange)
         if ended is not None:
             self.screen.note(_statistics(ended, began, first, time.monotonic()))
