@@ -270,6 +270,16 @@ def test_files_stay_within_their_bound(open_folder, tmp_path: Path) -> None:  # 
     assert TieredBench(folder=open_folder(bound=bound)).ask(prompt(11)) == 40
 
 
+def test_no_more_is_remembered_of_files_than_there_are(open_folder, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    folder = open_folder(bound=30 * 150)
+    bench = TieredBench(folder=folder)
+    for number in range(12):
+        bench.ask(prompt(number))
+        bench.rest()
+    assert len(folder._names) == len(list(tmp_path.rglob("*" + SUFFIX)))
+    assert len(folder._touched) <= len(folder._names) < 50, "of 120"
+
+
 def test_a_full_disk_is_said_once_and_serving_goes_on(open_folder, caplog, monkeypatch) -> None:  # type: ignore[no-untyped-def]
     def no_space(*_: object) -> int:
         raise OSError(28, "No space left on device")

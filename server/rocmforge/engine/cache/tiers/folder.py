@@ -10,10 +10,12 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import Final
 
@@ -83,7 +85,7 @@ class CacheFolder:
         self._space = _Space(root, bound)
         self._reader = ThreadPoolExecutor(_READERS, "cache reads")
         self._writer = ThreadPoolExecutor(1, "cache writes")
-        self._touched: dict[BlockKey, float] = {}
+        self._touched: OrderedDict[BlockKey, float] = OrderedDict()  # longest ago first
         self._paused_until = 0.0
         self._has_warned = False
 
@@ -106,7 +108,7 @@ class CacheFolder:
     def take_read(self, key: BlockKey, result: ReadResult) -> None:
         """Takes in how it went."""
         if result.found:
-            self._touched[key] = self._clock()
+            self._note(key)
         else:
             self._names.discard(self._key(key).name)
 
@@ -117,11 +119,8 @@ class CacheFolder:
             key: of the block.
             age: as of `write`.
         """
-        now = self._clock()
-        if now - self._touched.get(key, -_TOUCH_S) < _TOUCH_S:
-            return
-        self._touched[key] = now
-        if self.has(key):
+        if self._clock() - self._touched.get(key, -inf) >= _TOUCH_S and self.has(key):
+            self._note(key)
             self._writer.submit(self._stamp, self._key(key), age)
 
     def write(self, key: BlockKey, content: UInt8Array, age: int) -> Future[frozenset[str] | None]:
@@ -140,9 +139,16 @@ class CacheFolder:
             self._paused_until = self._clock() + _PAUSE_S
             return False
         self._names -= deleted
-        self._touched[key] = self._clock()
         self._names.add(self._key(key).name)
+        self._note(key)
         return True
+
+    def _note(self, key: BlockKey) -> None:
+        """Remembers when a file was used, of no more files than there are."""
+        self._touched[key] = self._clock()
+        self._touched.move_to_end(key)
+        while len(self._touched) > len(self._names):
+            self._touched.popitem(last=False)
 
     def close(self) -> None:
         """Waits for what is being read and written; forgets what has not begun."""
