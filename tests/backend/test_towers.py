@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +20,7 @@ from tests.data.models.tiny_towers import (
     TOWERS,
     TinyTower,
     goldens,
+    write_tower_files,
     write_tower_folder,
 )
 from tests.support.core import reports, tokens_of
@@ -37,10 +38,18 @@ def model(request: pytest.FixtureRequest) -> TinyTower:
     return found
 
 
-@pytest.fixture
-def loaded(model: TinyTower, backend: Backend, tmp_path: Path) -> Iterator[Loaded]:
+WRITERS: dict[str, Callable[..., Path]] = {
+    "folder": write_tower_folder,
+    "files": write_tower_files,
+}
+
+
+@pytest.fixture(params=WRITERS)
+def loaded(
+    request: pytest.FixtureRequest, model: TinyTower, backend: Backend, tmp_path: Path
+) -> Iterator[Loaded]:
     with ExitStack() as stack:
-        yield load_both(stack, backend, write_tower_folder(model, tmp_path / "model"), OPTIONS)
+        yield load_both(stack, backend, WRITERS[request.param](model, tmp_path / "model"), OPTIONS)
 
 
 def test_a_tower_makes_the_rows_of_transformers(model: TinyTower, loaded: Loaded) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -14,17 +16,23 @@ from rocmforge.errors import RocmForgeError
 from rocmforge.gguf.config import read_config, read_sampling
 from rocmforge.gguf.reader import GgufFile, open_gguf
 from rocmforge.gguf.tokenizer import has_tokenizer, read_templates, read_tokenizer
+from rocmforge.gguf.towers.mmproj import find_mmproj, open_mmproj
 from rocmforge.gguf.weights import has_predictor, name_weights, read_rope_factors, read_weights
 from rocmforge.models.checkpoint import Checkpoint, Contents, Identity
 from rocmforge.models.config import with_predictor
 
+logger = logging.getLogger(__name__)
 
-def open_gguf_checkpoint(path: Path, *, predicts: bool = False) -> Checkpoint:
+
+def open_gguf_checkpoint(
+    path: Path, *, predicts: bool = False, mmproj: Path | None = None
+) -> Checkpoint:
     """Opens a model in a GGUF file, or all shards of a model given its first.
 
     Args:
         path: The file.
         predicts: Whether its predictor is wanted, if it has one.
+        mmproj: The file of its tower; None: the one beside it, if there is one and it fits.
 
     Raises:
         ModelFileNotFound: The file or one of its shards is not there or cannot be read.
@@ -32,10 +40,35 @@ def open_gguf_checkpoint(path: Path, *, predicts: bool = False) -> Checkpoint:
     """
     file = open_gguf(path)
     try:
-        return read_checkpoint(file, predicts=predicts)
+        return _with_tower(read_checkpoint(file, predicts=predicts), file, mmproj)
     except BaseException:
         file.close()
         raise
+
+
+def _with_tower(checkpoint: Checkpoint, file: GgufFile, mmproj: Path | None) -> Checkpoint:
+    """Returns the checkpoint with its tower, if it has one; one that was not asked for must fit."""
+    found = (mmproj,) if mmproj is not None else find_mmproj(file.path)
+    if not found or not checkpoint.config.causal:
+        return checkpoint
+    if len(found) > 1:
+        names = ", ".join(path.name for path in found)
+        logger.warning("%s takes no images: which of %s is its tower?", file.path.name, names)
+        return checkpoint
+    tokens = file.get_strs("tokenizer.ggml.tokens", [])
+    try:
+        vision, tower = open_mmproj(found[0], checkpoint.config.hidden_size, tokens)
+    except RocmForgeError as error:
+        if mmproj is not None:
+            raise
+        logger.warning("%s takes no images: %s", file.path.name, error.message)
+        return checkpoint
+
+    def release() -> None:
+        checkpoint.release()
+        tower.release()
+
+    return replace(checkpoint, vision=vision, tower=tower, release=release)
 
 
 def read_checkpoint(file: GgufFile, *, predicts: bool = False) -> Checkpoint:
@@ -83,10 +116,12 @@ def describe_gguf(path: Path) -> Contents:
     """
     file = open_gguf(path)
     tensors = tuple(file.tensors.values())
-    config, refusal, sampling = None, None, None
+    config, refusal, sampling, vision, tower = None, None, None, None, None
     try:
-        with read_checkpoint(file, predicts=True) as checkpoint:
+        with _with_tower(read_checkpoint(file, predicts=True), file, None) as checkpoint:
             config, sampling = checkpoint.config, checkpoint.sampling
+            vision = checkpoint.vision
+            tower = None if checkpoint.tower is None else checkpoint.tower.config
     except RocmForgeError as error:
         refusal = error.message
     model = file.get_str("tokenizer.ggml.model", "none")
@@ -102,6 +137,8 @@ def describe_gguf(path: Path) -> Contents:
         tokenizer=f"{model}/{file.get_str('tokenizer.ggml.pre', 'default')}",
         chat_template=file.get_str("tokenizer.chat_template", None),
         sampling=sampling,
+        vision=vision,
+        tower=tower,
     )
 
 

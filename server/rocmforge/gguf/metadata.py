@@ -69,6 +69,15 @@ class TypedMetadata:
             raise self._wrong_type(key, value, np.ndarray)
         return value
 
+    def get_floats(
+        self, key: str, default: D | Required = REQUIRED
+    ) -> npt.NDArray[np.floating[Any]] | D:
+        """Returns the array of floats under `key`, of the file's own width, read-only."""
+        value = self._get(key, np.ndarray, default)
+        if isinstance(value, np.ndarray) and value.dtype.kind != "f":
+            raise self._wrong_type(key, value, np.ndarray)
+        return value
+
     def get_strs(self, key: str, default: D | Required = REQUIRED) -> list[str] | D:
         """Returns the array of strings under `key`; each must be valid UTF-8."""
         value = self._get(key, list, default)

@@ -1,4 +1,4 @@
-"""Tiny random models that take images, as folders in Hugging Face's layout.
+"""Tiny random models that take images, as folders in Hugging Face's layout and as GGUF files.
 
 A recipe is a configuration of Transformers and a seed. `make_tower_goldens.py` records what
 Transformers computes with those weights, from pixels to logits.
@@ -12,9 +12,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
+import gguf
 import numpy as np
 import numpy.typing as npt
 
+from tests.data.models.tiny_model import TinyModel
+from tests.data.models.tiny_models import gguf_layout, gguf_metadata, gguf_name
+from tests.support.gguf_writer import write_gguf
 from tests.support.safetensors_writer import write_safetensors
 
 Tensors = dict[str, npt.NDArray[np.float32]]
@@ -190,6 +194,68 @@ def write_tower_folder(model: TinyTower, path: Path, **config: Any) -> Path:
     (path / "config.json").write_text(json.dumps({**model.config, **config}))
     (path / "preprocessor_config.json").write_text(json.dumps(model.processor))
     write_safetensors(path / "model.safetensors", hf_weights(model))
+    return path
+
+
+def write_tower_files(model: TinyTower, folder: Path, **keys: Any) -> Path:
+    """Writes a model and its tower as llama.cpp's converter does; returns the model's path.
+
+    Args:
+        model: The recipe.
+        folder: Where both files go.
+        keys: Of the tower, to write or, if None, to leave out; without "clip.vision.".
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    text, vision = model.config["text_config"], model.config["vision_config"]
+    recipe = TinyModel(
+        name=model.name,
+        architecture="llama",
+        hf_class="Llama",
+        config=text,
+        keys={
+            "attention.key_length": text["head_dim"],
+            "attention.value_length": text["head_dim"],
+            "rope.freq_base": 10000.0,
+            "rope.dimension_count": text["head_dim"],
+        },
+    )
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.MMPROJ, vision["num_hidden_layers"])
+    own, of_tower = {}, {}
+    for name, weight in hf_weights(model).items():
+        if "vision_model" in name or "connector" in name:
+            found = names.get_name(name, try_suffixes=(".weight", ".bias"))
+            assert found is not None, name
+            of_tower[found] = weight
+        else:
+            plain = name.replace("text_model.", "")
+            own[gguf_name(recipe, plain)] = gguf_layout(recipe, plain, weight)
+    tokens = [f"<{index}>" for index in range(text["vocab_size"] - 1)] + ["<image>"]
+    path = write_gguf(
+        folder / "model.gguf", gguf_metadata(recipe) | {"tokenizer.ggml.tokens": tokens}, own
+    )
+    said = {
+        "projection_dim": text["hidden_size"],
+        "image_size": vision["image_size"],
+        "patch_size": vision["patch_size"],
+        "embedding_length": vision["hidden_size"],
+        "feed_forward_length": vision["intermediate_size"],
+        "block_count": vision["num_hidden_layers"],
+        "attention.head_count": vision["num_attention_heads"],
+        "attention.layer_norm_epsilon": vision["layer_norm_eps"],
+        "projector.scale_factor": model.config["scale_factor"],
+        "preproc_image_size": model.processor["size"]["longest_edge"],
+        "image_mean": np.array(model.processor["image_mean"], np.float32),
+        "image_std": np.array(model.processor["image_std"], np.float32),
+        **keys,
+    }
+    metadata = {
+        "general.architecture": "clip",
+        "clip.has_vision_encoder": True,
+        "clip.projector_type": "idefics3",
+        "clip.use_gelu": True,
+        **{f"clip.vision.{key}": value for key, value in said.items() if value is not None},
+    }
+    write_gguf(folder / "mmproj-model-f32.gguf", metadata, of_tower)
     return path
 
 

@@ -15,15 +15,14 @@ from rocmforge.huggingface.decoders import activation, norm_eps, num_layers
 from rocmforge.huggingface.files.folder import Folder
 from rocmforge.huggingface.files.json_object import JsonObject
 from rocmforge.huggingface.heads import read_layer
-from rocmforge.models.config import ActivationFunction, ModelConfig, TowerConfig
-from rocmforge.models.families import FAMILIES
-from rocmforge.models.pooling import PoolingType
+from rocmforge.models.config import ActivationFunction, ModelConfig
 from rocmforge.models.vision.config import (
     ProcessorConfig,
     ProcessorKind,
     Resampling,
     VisionConfig,
 )
+from rocmforge.models.vision.towers import siglip_config, vision_config
 
 _MOST_PIXELS: Final = 65_536
 _HALF: Final = (0.5, 0.5, 0.5)
@@ -47,11 +46,6 @@ class TowerType:
     defaults: Mapping[str, object]  # of the tower, by Transformers' class
     placeholder_key: str
     placeholder: int  # where a file leaves it out
-    marker: str
-    begin: str
-    end: str
-    whole: str = ""
-    part: str = ""
 
 
 def read_tower(
@@ -78,18 +72,8 @@ def read_tower(
     vision = vision.with_defaults(row.defaults)
     processor = row.processor(config, vision, pictures)
     model = _siglip(vision, f"{folder.name} (tower)", processor, embedding_size)
-    return (
-        VisionConfig(
-            processor=processor,
-            placeholder=config.get_int(row.placeholder_key, row.placeholder),
-            marker=row.marker,
-            begin=row.begin,
-            end=row.end,
-            whole=row.whole,
-            part=row.part,
-        ),
-        model,
-    )
+    placeholder = config.get_int(row.placeholder_key, row.placeholder)
+    return vision_config(processor, placeholder), model
 
 
 def _processor_file(folder: Folder) -> JsonObject | None:
@@ -111,28 +95,15 @@ def _siglip(
         raise vision.bad("image_size", f"tiles of its processor have {processor.tile} pixels")
     if not side or side % processor.merge:
         raise vision.bad("image_size", f"{side} patches of a side, {processor.merge} to a row")
-    family = FAMILIES["siglip"]
     layer = replace(read_layer(vision), intermediate_size=vision.get_positive("intermediate_size"))
-    return ModelConfig(
-        architecture="siglip",
-        name=name,
-        causal=family.causal,
+    return siglip_config(
+        name,
+        processor,
+        (layer,) * num_layers(vision),
         hidden_size=vision.get_positive("hidden_size"),
-        vocab_size=side * side,
-        max_context=side * side,
-        layers=(layer,) * num_layers(vision),
-        norm=family.norm,
+        embedding_size=embedding_size,
         norm_eps=norm_eps(vision, "layer_norm_eps", 1e-6),
-        pre_norm=family.pre_norm,
-        rope=None,
         activation=act,
-        pooling=PoolingType.NONE,
-        tower=TowerConfig(
-            patch_features=processor.patch_features,
-            merged=processor.merge * processor.merge,
-            averages=processor.kind is ProcessorKind.GEMMA3,
-            embedding_size=embedding_size,
-        ),
     )
 
 
@@ -203,11 +174,6 @@ _IDEFICS3: Final = TowerType(
     defaults=_SIGLIP,
     placeholder_key="image_token_id",
     placeholder=128257,
-    marker="<image>",
-    begin="<fake_token_around_image>",
-    end="<fake_token_around_image>",
-    whole="<global-img>",
-    part="<row_{row}_col_{column}>",
 )
 
 TOWERS: Final[Mapping[str, TowerType]] = MappingProxyType(

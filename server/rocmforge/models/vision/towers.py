@@ -1,0 +1,79 @@
+"""Towers and the markers of images, by family: what readers of files have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+from rocmforge.models.config import ActivationFunction, LayerConfig, ModelConfig, TowerConfig
+from rocmforge.models.families import FAMILIES
+from rocmforge.models.pooling import PoolingType
+from rocmforge.models.vision.config import ProcessorConfig, ProcessorKind, VisionConfig
+
+_MARKERS: Final[Mapping[ProcessorKind, Mapping[str, str]]] = MappingProxyType(
+    {
+        ProcessorKind.IDEFICS3: {
+            "marker": "<image>",
+            "begin": "<fake_token_around_image>",
+            "end": "<fake_token_around_image>",
+            "whole": "<global-img>",
+            "part": "<row_{row}_col_{column}>",
+        },
+    }
+)
+PLACEHOLDERS: Final[Mapping[ProcessorKind, str]] = MappingProxyType(
+    {ProcessorKind.IDEFICS3: "<image>"}
+)
+"""The token that stands for a row, where a file does not say its id."""
+
+
+def vision_config(processor: ProcessorConfig, placeholder: int) -> VisionConfig:
+    """Returns how a model takes images that are prepared in this way."""
+    texts = _MARKERS[processor.kind]
+    return VisionConfig(processor=processor, placeholder=placeholder, **texts)
+
+
+def siglip_config(
+    name: str,
+    processor: ProcessorConfig,
+    layers: tuple[LayerConfig, ...],
+    *,
+    hidden_size: int,
+    embedding_size: int,
+    norm_eps: float,
+    activation: ActivationFunction,
+) -> ModelConfig:
+    """Returns a tower of the kind of SigLIP.
+
+    Args:
+        name: For messages.
+        processor: Prepares images for it.
+        layers: Its layers.
+        hidden_size: Elements of its hidden states.
+        embedding_size: The hidden size of the model beside it.
+        norm_eps: Of its norms.
+        activation: Of its networks.
+    """
+    family, (rows, columns) = FAMILIES["siglip"], processor.grid
+    return ModelConfig(
+        architecture="siglip",
+        name=name,
+        causal=family.causal,
+        hidden_size=hidden_size,
+        vocab_size=rows * columns,
+        max_context=rows * columns,
+        layers=layers,
+        norm=family.norm,
+        norm_eps=norm_eps,
+        pre_norm=family.pre_norm,
+        rope=None,
+        activation=activation,
+        pooling=PoolingType.NONE,
+        tower=TowerConfig(
+            patch_features=processor.patch_features,
+            merged=processor.merge * processor.merge,
+            averages=processor.kind is ProcessorKind.GEMMA3,
+            embedding_size=embedding_size,
+        ),
+    )

@@ -1,0 +1,77 @@
+"""Towers in GGUF files beside their models: what is read of them, and what is refused."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rocmforge.errors import RocmForgeError
+from rocmforge.gguf.checkpoint import open_gguf_checkpoint
+from rocmforge.opening import describe, open_checkpoint
+from tests.data.models.tiny_towers import SMOLVLM, write_tower_files, write_tower_folder
+
+
+def test_a_tower_beside_its_model_is_that_of_the_folder(tmp_path: Path) -> None:
+    folder = write_tower_folder(SMOLVLM, tmp_path / "folder")
+    path = write_tower_files(SMOLVLM, tmp_path / "files")
+    with open_checkpoint(folder) as expected, open_checkpoint(path) as found:
+        assert found.vision == expected.vision
+        assert found.tower is not None
+        assert expected.tower is not None
+        assert found.tower.config.layers == expected.tower.config.layers
+        assert found.tower.config.tower == expected.tower.config.tower
+        assert found.tower.weights.keys() == expected.tower.weights.keys()
+        for name, tensor in expected.tower.weights.items():
+            got = found.tower.weights[name].to_float32()
+            np.testing.assert_array_equal(got, tensor.to_float32(), err_msg=name)
+    assert describe(path).vision is not None
+
+
+def test_two_towers_beside_a_model_are_none(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = write_tower_files(SMOLVLM, tmp_path)
+    other = (tmp_path / "mmproj-model-f32.gguf").read_bytes()
+    (tmp_path / "mmproj-model-f16.gguf").write_bytes(other)
+    with caplog.at_level(logging.WARNING), open_checkpoint(path) as checkpoint:
+        assert checkpoint.tower is None
+    assert "which of mmproj-model-f16.gguf, mmproj-model-f32.gguf is its tower?" in caplog.text
+    with open_gguf_checkpoint(path, mmproj=tmp_path / "mmproj-model-f16.gguf") as checkpoint:
+        assert checkpoint.tower is not None
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"projection_dim": 64}, "it is the tower of another model"),
+        ({"image_size": None}, "image_size"),
+        ({"image_size": 72}, "9 patches of a side, 2 to a row"),
+        ({"patch_size": 0}, "patch_size"),
+        ({"image_std": np.zeros(3, np.float32)}, "image_std"),
+        ({"image_mean": np.zeros(2, np.float32)}, "image_mean"),
+        ({"attention.head_count": 3}, "3 heads do not divide 64"),
+        ({"attention.layer_norm_epsilon": 2.0}, "epsilon"),
+        ({"block_count": 3}, "missing"),
+        ({"block_count": 1}, "not a part"),
+        ({"feed_forward_length": 97}, "shape"),
+    ],
+)
+def test_a_tower_that_does_not_fit_is_refused_if_it_was_asked_for(
+    tmp_path: Path, keys: dict[str, Any], message: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = write_tower_files(SMOLVLM, tmp_path, **keys)
+    with pytest.raises(RocmForgeError, match=message):
+        open_gguf_checkpoint(path, mmproj=tmp_path / "mmproj-model-f32.gguf")
+    with caplog.at_level(logging.WARNING), open_checkpoint(path) as checkpoint:
+        assert checkpoint.vision is None, "text is served all the same"
+    assert "model.gguf takes no images: " in caplog.text
+
+
+def test_a_model_is_no_tower(tmp_path: Path) -> None:
+    path = write_tower_files(SMOLVLM, tmp_path)
+    with pytest.raises(RocmForgeError, match="a tower of the architecture llama"):
+        open_gguf_checkpoint(path, mmproj=path)
