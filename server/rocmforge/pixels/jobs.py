@@ -72,12 +72,10 @@ def decoder_of(kind: type[T]) -> msgspec.msgpack.Decoder[T]:
     return msgspec.msgpack.Decoder[Any](kind)
 
 
-def _read(file: int, count: int) -> bytearray:
+def _read(file: int, count: int) -> memoryview:
     """Reads so many bytes, or as many as there are before the end."""
-    data = bytearray()
-    while len(data) < count:
-        part = os.read(file, min(count - len(data), _CHUNK_BYTES))
-        if not part:
-            break
-        data += part
-    return data
+    data = memoryview(bytearray(count))
+    filled = 0
+    while filled < count and (read := os.readv(file, [data[filled:]])):
+        filled += read
+    return data[:filled]

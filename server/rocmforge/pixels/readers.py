@@ -6,11 +6,13 @@ process is ended and another one takes its place.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import subprocess
 import sys
 from collections import OrderedDict
+from contextlib import suppress
 from hashlib import blake2b
 from threading import Lock, Timer
 from typing import Final
@@ -31,6 +33,7 @@ MAX_KEPT_BYTES: Final = 256 * 1024 * 1024
 """Of the images that were read last: a conversation sends all its images again with each turn."""
 
 _END_S: Final = 10.0
+_PIPE_BYTES: Final = 1 << 20  # 13 MB of tiles come through it
 _outcomes: Final = decoder_of(ReadOutcome)
 
 
@@ -141,6 +144,10 @@ class _Worker:
             },
         )
         self._is_late = False
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            with suppress(OSError):  # a user may have too many large ones already
+                fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
 
     @property
     def pid(self) -> int:
