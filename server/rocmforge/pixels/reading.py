@@ -1,8 +1,9 @@
 """Files of images become pixels: JPEG, PNG, WebP, and the first frame of GIF.
 
 This runs in a worker process (`pixels.worker`): what decodes a file is C code, and the file may
-have been made to break it. A file is given to one decoder, which its first bytes choose; Pillow's
-decoders of other formats are never imported.
+have been made to break it. A file is given to one of four decoders, which its first bytes choose;
+no other decoder of Pillow's is ever asked. Pillow's reader of TIFF is imported for EXIF data, which
+are written like it.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from PIL import Image
@@ -131,6 +132,22 @@ def test_images_are_forgotten_when_they_become_too_many_bytes() -> None:
         first, second, _ = (readers.read(file, ONE_TILE) for file in files)
         assert readers.read(files[1], ONE_TILE) is second
         assert readers.read(files[0], ONE_TILE) is not first
+    finally:
+        readers.close()
+
+
+def test_a_process_has_no_secrets_and_writes_no_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROCMFORGE_API_KEY", "a-secret-of-the-operator")
+    readers = ImageReaders()
+    try:
+        readers.read(encoded(), ONE_TILE)
+        process = Path(f"/proc/{readers.pids[0]}")
+        assert b"a-secret" not in (process / "environ").read_bytes()
+        lines = (process / "limits").read_text(encoding="ascii").splitlines()
+        limits = {line[:25].strip(): line[25:].split()[0] for line in lines}
+        assert (limits["Max file size"], limits["Max core file size"]) == ("0", "0")
+        assert int(limits["Max cpu time"]) < 100
+        assert int(limits["Max address space"]) < 4 << 30
     finally:
         readers.close()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -113,13 +114,27 @@ def test_a_file_that_cannot_be_read_is_refused_with_the_reason(data: bytes, reas
         read(data)
 
 
-def test_decoders_of_other_formats_are_never_imported() -> None:
+def test_no_other_decoder_is_imported_whatever_is_read(tmp_path: Path) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    kinds = ("PNG", "JPEG", "WebP", "GIF")
+    files = [encoded(picture(), kind, exif=exif) for kind in kinds]  # a GIF has none
+    for number, data in enumerate([*files, b"BM" + bytes(60), encoded(kind="TIFF")]):
+        (tmp_path / f"{number}").write_bytes(data)
     program = (
-        "import sys, rocmforge.pixels.worker\n"
+        "import sys, pathlib, rocmforge.pixels.worker\n"
+        "from rocmforge.errors import InvalidParameter\n"
+        "from rocmforge.pixels.jobs import WorkerLimits\n"
+        "from rocmforge.pixels.reading import read_image\n"
+        f"for path in sorted(pathlib.Path({str(tmp_path)!r}).iterdir()):\n"
+        "    try:\n"
+        "        read_image(path.read_bytes(), WorkerLimits()).convert('RGB').resize((4, 4))\n"
+        "    except InvalidParameter as error:\n"
+        "        assert 'known format' in error.message\n"
         "print(*[name for name in sys.modules if name.endswith('ImagePlugin')])"
     )
     found = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
-    decoders = {f"PIL.{name}ImagePlugin" for name in ("Jpeg", "Png", "Gif", "WebP")}
-    assert set(found.stdout.split()) == decoders
+    names = ("Jpeg", "Png", "Gif", "WebP", "Tiff")  # the last one reads EXIF data
+    assert set(found.stdout.split()) == {f"PIL.{name}ImagePlugin" for name in names}
