@@ -140,5 +140,5 @@ def rf_squared_relu(*, x: Forms, count: I64) -> None:
     """Makes x max(x, 0)^2, in place."""
 
 
-def rf_gelu_half(*, x: Pointer, count: I64) -> None:
+def rf_gelu(*, x: Pointer, count: I64) -> None:
     """Makes x gelu(x), in place."""

@@ -56,9 +56,9 @@ class RowKernels:
                 for name in FLOAT_FORMATS
             }
             self._gelu = {
-                ActivationFunction.GELU: library.kernel("rf_gelu_half", row_kernels.rf_gelu_half),
+                ActivationFunction.GELU: library.kernel("rf_gelu_half", row_kernels.rf_gelu),
                 ActivationFunction.GELU_TANH: library.kernel(
-                    "rf_gelu_tanh_half", row_kernels.rf_gelu_half
+                    "rf_gelu_tanh_half", row_kernels.rf_gelu
                 ),
             }
 
