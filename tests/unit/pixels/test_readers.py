@@ -93,6 +93,7 @@ def test_a_process_that_is_killed_at_work_costs_its_request_only(shared: ImageRe
         reading = threads.submit(shared.read, encoded(), ONE_TILE)
         while pid in shared.pids:
             time.sleep(0.01)
+        time.sleep(0.5)  # killed sooner, it might be replaced before it has the image
         os.kill(pid, signal.SIGKILL)
         with pytest.raises(InvalidParameter, match="the process that read it ended"):
             reading.result(timeout=30)
