@@ -22,7 +22,11 @@ from rocmforge.models.lora import Adapter, AdapterSpec
 
 
 def open_checkpoint(
-    path: Path, adapters: Iterable[AdapterSpec] = (), *, predicts: bool = False
+    path: Path,
+    adapters: Iterable[AdapterSpec] = (),
+    *,
+    predicts: bool = False,
+    mmproj: Path | None = None,
 ) -> Checkpoint:
     """Opens a model, and LoRA adapters for it; reads headers only.
 
@@ -31,14 +35,19 @@ def open_checkpoint(
         adapters: The adapters.
         predicts: Whether the model's predictor is wanted; `ModelConfig.predicts` says if it has
             one.
+        mmproj: The GGUF file of the tower of a model in such a file; None: the one beside it.
 
     Raises:
         ModelFileNotFound: A file is not there or cannot be read.
         ModelLoadError: A file is broken, or the model cannot be served.
-        ConfigurationError: The model takes no adapters.
+        ConfigurationError: The model takes no adapters, or no tower.
     """
-    opened = open_folder_checkpoint if path.is_dir() else open_gguf_checkpoint
-    checkpoint = opened(path, predicts=predicts)
+    if not path.is_dir():
+        checkpoint = open_gguf_checkpoint(path, predicts=predicts, mmproj=mmproj)
+    elif mmproj is not None:
+        raise ConfigurationError("A folder has its tower within it: leave --mmproj out.")
+    else:
+        checkpoint = open_folder_checkpoint(path, predicts=predicts)
     try:
         specs = tuple(adapters)
         if specs and not checkpoint.config.causal:

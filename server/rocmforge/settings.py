@@ -196,6 +196,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             "FILE",
         ),
     ] = None
+    mmproj: Annotated[
+        _File | None,
+        _about(
+            "GGUF file of the tower with which the model takes images (default: the one beside it "
+            "whose name has mmproj in it, if there is one that fits)",
+            "FILE",
+        ),
+    ] = None
     draft_tokens: Annotated[
         int,
         _about(
@@ -344,6 +352,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return self.draft_model == MTP
 
     @property
+    def mmproj_path(self) -> Path | None:
+        """The file of the tower that was asked for, if any."""
+        return None if self.mmproj is None else Path(self.mmproj)
+
+    @property
     def other_draft_model(self) -> str | None:
         """The draft model that is a model of its own, if there is one."""
         return None if self.predicts else self.draft_model
@@ -362,6 +375,7 @@ PER_MODEL = frozenset(
             "prompt_lookup_tokens",
             "draft_model",
             "draft_tokens",
+            "mmproj",
         ),
     )
 )

@@ -64,7 +64,7 @@ class ModelFront:
     sampling: SamplingDefaults
     adapters: tuple[str, ...]  # what clients may call the LoRA adapters
     draft: Path | None  # the draft model
-    weights_bytes: int  # as they are in the files, with the draft model's
+    weights_bytes: int  # as they are in the files, with the draft model's and the tower's
 
     @property
     def has_drafter(self) -> bool:
@@ -95,7 +95,9 @@ def read_front(model: str, settings: Settings, found: Path | None = None) -> Mod
     """
     path = found or find_model(model)
     predicts = settings.predicts
-    with open_checkpoint(path, adapter_specs(settings), predicts=predicts) as checkpoint:
+    with open_checkpoint(
+        path, adapter_specs(settings), predicts=predicts, mmproj=settings.mmproj_path
+    ) as checkpoint:
         config, vision = checkpoint.config, checkpoint.vision
         identity = checkpoint.identify()
         tokenizer = Tokenizer(checkpoint.read_tokenizer())
@@ -117,6 +119,8 @@ def read_front(model: str, settings: Settings, found: Path | None = None) -> Mod
         sampling = _sampling_defaults(checkpoint, settings)
         draft = find_draft(checkpoint, settings)
         weights_bytes = stored_weight_bytes(checkpoint.weights)
+        if checkpoint.tower is not None:
+            weights_bytes += stored_weight_bytes(checkpoint.tower.weights)
     if draft is not None:
         with open_checkpoint(draft) as checkpoint:
             weights_bytes += stored_weight_bytes(checkpoint.weights)
@@ -261,6 +265,7 @@ def engine_config(front: ModelFront, settings: Settings) -> EngineConfig:
         identity=front.identity,
         draft=front.draft,
         predicts=front.config.predicts,
+        mmproj=settings.mmproj_path,
         options=load_options(settings, front.config.max_context, causal=front.config.causal),
         vocabulary=token_pieces(front.tokenizer) if front.config.causal else None,
         max_waiting=settings.max_waiting,

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rocmforge.engine.client.client import AsyncEngine
 from rocmforge.errors import ConfigurationError
 from rocmforge.gguf.tokenizer import read_tokenizer
 from rocmforge.settings import Settings
@@ -113,3 +114,14 @@ def test_a_model_with_states_cannot_draft(tmp_path: Path) -> None:
         write_tokenizer(folder, pieces(VOCABULARY))
     with pytest.raises(ConfigurationError, match="lfm2 cannot draft: it has states"):
         read_front(str(folders[0]), Settings(draft_model=str(folders[1])))
+
+
+def test_the_engine_is_told_which_tower_to_load(tmp_path: Path) -> None:
+    folder = write_folder(by_name("llama"), tmp_path / "m")
+    write_tokenizer(folder, pieces(VOCABULARY))
+    front, settings = read_front(str(folder), Settings()), Settings(mmproj="tower.gguf")
+    config = engine_config(front, settings)
+    assert config.mmproj == Path("tower.gguf")
+    assert AsyncEngine(config)._start_message().mmproj == "tower.gguf"
+    with pytest.raises(ConfigurationError, match="leave --mmproj out"):
+        read_front(str(folder), settings)

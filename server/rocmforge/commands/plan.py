@@ -65,7 +65,12 @@ def plan_model(model: Path, settings: Settings, stated: int | None) -> PlanRepor
     """
     with ExitStack() as opened:
         checkpoint = opened.enter_context(
-            open_checkpoint(model, adapter_specs(settings), predicts=settings.predicts)
+            open_checkpoint(
+                model,
+                adapter_specs(settings),
+                predicts=settings.predicts,
+                mmproj=settings.mmproj_path,
+            )
         )
         trained = checkpoint.config.max_context
         warn_of_context(settings, trained, model.stem)

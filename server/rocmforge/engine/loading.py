@@ -78,7 +78,12 @@ def load(start: Start, progress: ProgressCallback) -> Loaded:
     progress("reading the header", 0.0)
     with ExitStack() as opened, ExitStack() as loading:
         model = opened.enter_context(
-            open_checkpoint(path, start.options.adapters, predicts=start.predicts)
+            open_checkpoint(
+                path,
+                start.options.adapters,
+                predicts=start.predicts,
+                mmproj=None if start.mmproj is None else Path(start.mmproj),
+            )
         )
         draft = None
         if start.draft is not None:

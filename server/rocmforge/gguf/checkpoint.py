@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from rocmforge.errors import RocmForgeError
+from rocmforge.errors import ConfigurationError, RocmForgeError
 from rocmforge.gguf.config import read_config, read_sampling
 from rocmforge.gguf.reader import GgufFile, open_gguf
 from rocmforge.gguf.tokenizer import has_tokenizer, read_templates, read_tokenizer
@@ -49,6 +49,8 @@ def open_gguf_checkpoint(
 def _with_tower(checkpoint: Checkpoint, file: GgufFile, mmproj: Path | None) -> Checkpoint:
     """Returns the checkpoint with its tower, if it has one; one that was not asked for must fit."""
     found = (mmproj,) if mmproj is not None else find_mmproj(file.path)
+    if mmproj is not None and not checkpoint.config.causal:
+        raise ConfigurationError("The model is an encoder: leave --mmproj out.")
     if not found or not checkpoint.config.causal:
         return checkpoint
     if len(found) > 1:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rocmforge.errors import RocmForgeError
+from rocmforge.errors import ConfigurationError, RocmForgeError
 from rocmforge.gguf.checkpoint import open_gguf_checkpoint
 from rocmforge.opening import describe, open_checkpoint
 from tests.data.models.tiny_towers import SMOLVLM, write_tower_files, write_tower_folder
@@ -69,6 +69,13 @@ def test_a_tower_that_does_not_fit_is_refused_if_it_was_asked_for(
     with caplog.at_level(logging.WARNING), open_checkpoint(path) as checkpoint:
         assert checkpoint.vision is None, "text is served all the same"
     assert "model.gguf takes no images: " in caplog.text
+
+
+def test_a_folder_takes_no_other_tower(tmp_path: Path) -> None:
+    folder = write_tower_folder(SMOLVLM, tmp_path / "folder")
+    path = write_tower_files(SMOLVLM, tmp_path / "files").with_name("mmproj-model-f32.gguf")
+    with pytest.raises(ConfigurationError, match="leave --mmproj out"):
+        open_checkpoint(folder, mmproj=path)
 
 
 def test_a_model_is_no_tower(tmp_path: Path) -> None:

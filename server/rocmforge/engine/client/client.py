@@ -421,6 +421,7 @@ class AsyncEngine:
             identity=config.identity,
             draft=None if config.draft is None else str(config.draft),
             predicts=config.predicts,
+            mmproj=None if config.mmproj is None else str(config.mmproj),
             options=self._options(),
             max_waiting=config.max_waiting,
             max_score_rows=config.max_score_rows,

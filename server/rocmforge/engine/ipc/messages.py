@@ -32,6 +32,7 @@ class Start(Message, frozen=True, tag=True):
     predicts: bool = False  # whether the model's predictor drafts
     identity: Identity | None = None  # what the model's file should be; None = whatever it is
     tiers: TierOptions = NO_TIERS
+    mmproj: str | None = None  # path of the tower's file; None = the one beside the model, if any
 
 
 class DefineGrammar(Message, frozen=True, tag=True):
