@@ -16,6 +16,7 @@ from rocmforge.engine.cache.tiers.fingerprint import fingerprint_of
 from rocmforge.opening import open_checkpoint
 from tests.data.models.tiny_folders import write_folder
 from tests.data.models.tiny_models import by_name, gguf_metadata, gguf_tensors
+from tests.data.models.tiny_towers import SMOLVLM, write_tower_files
 from tests.support.gguf_writer import write_gguf
 from tests.support.options import SMALL
 
@@ -98,3 +99,20 @@ def test_a_change_of_settings_changes_it(tmp_path: Path) -> None:
 def test_folders_have_one_too(tmp_path: Path) -> None:
     llama, qwen = (write_folder(by_name(name), tmp_path / name) for name in ("llama", "qwen3moe"))
     assert fingerprint(llama) == fingerprint(llama) != fingerprint(qwen)
+
+
+def test_another_tower_or_other_colours_change_it(tmp_path: Path) -> None:
+    """Blocks know images by their pixels: what becomes of these depends on the tower."""
+    path = write_tower_files(SMOLVLM, tmp_path / "one")
+    found = {fingerprint(path)}
+    tower = path.with_name("mmproj-model-f32.gguf")
+    whole = tower.read_bytes()
+    for change in ({"image_mean": np.full(3, 0.4, np.float32)}, {"preproc_image_size": 128}):
+        write_tower_files(SMOLVLM, tmp_path / "two", **change)
+        tower.write_bytes((tmp_path / "two" / tower.name).read_bytes())
+        found.add(fingerprint(path))
+    tower.write_bytes(whole[:-64] + bytes(64))  # the end of its last tensor
+    found.add(fingerprint(path))
+    tower.unlink()
+    found.add(fingerprint(path))
+    assert len(found) == 5

@@ -3,8 +3,8 @@
 Reading all weights at each start would take as long as loading them. What decides is: the files'
 size, time of change and description, and samples of the bytes of every tensor. Files that differ
 in weights alone, of one size and one time, differ in those samples, as whatever changes a matrix
-on purpose changes all of it. What else keys and values depend on is covered too: adapters, the
-backend, the device's kind, the stored type of the cache, and our version.
+on purpose changes all of it. What else keys and values depend on is covered too: adapters, a tower,
+the backend, the device's kind, the stored type of the cache, and our version.
 """
 
 from __future__ import annotations
@@ -45,6 +45,10 @@ def fingerprint_of(checkpoint: Checkpoint, info: RunnerInfo, options: LoadOption
         for place, change in adapter.changes.items():
             _add(digest, f"{adapter.name} {place} {change.scale}", _samples(change.a))
             _add(digest, "b", _samples(change.b))
+    if checkpoint.tower is not None:  # blocks know images by their pixels
+        digest.update(repr((checkpoint.vision, checkpoint.tower.config)).encode())
+        for name, tensor in checkpoint.tower.weights.items():
+            _add(digest, name, _samples(tensor))
     return digest.digest()
 
 
