@@ -95,6 +95,18 @@ def test_a_long_prompt_is_kept_in_pieces() -> None:
     assert cached(bench, ask(1, [*text[: INTERVAL + 400], *words(3, 10)])) == [INTERVAL]
 
 
+def test_each_turn_of_a_long_conversation_takes_as_many_steps() -> None:
+    """What is kept every so many tokens is counted from what the turn goes on from."""
+    bench = Bench(config(16, num_blocks=2048, max_context=4096), limits(max_batched_tokens=2048))
+    text, steps = [*words(1, 300), END, 5], list[int]()
+    for turn in range(4):
+        before = bench.runner._submits
+        cached(bench, ask(turn, text))
+        steps.append(bench.runner._submits - before)
+        text = [*text, *words(2 * turn, 100), END, *words(2 * turn + 1, 850), END, 5]
+    assert len(set(steps[1:])) == 1, steps
+
+
 def come_together() -> list[int]:
     """What four prompts find that begin alike and come in one step."""
     bench = Bench(config(8), FOUR)

@@ -116,7 +116,8 @@ class StateKeeper:
         if snapshot is not None:
             states.read, states.source, states.base = snapshot.slot, snapshot, snapshot
         if self._snapshots.most:
-            states.points = frozenset({*self._points(seq), parting})
+            start = 0 if snapshot is None else snapshot.end
+            states.points = frozenset({*self._points(seq, start), parting})
 
     def cut(self, seq: Sequence, count: int) -> int:
         """Returns how many of the next `count` tokens to compute in one step.
@@ -257,17 +258,17 @@ class StateKeeper:
         if slot != NO_SLOT and not is_kept:
             self._snapshots.give_back(slot)
 
-    def _points(self, seq: Sequence) -> set[int]:
-        """Returns where snapshots of a prompt are taken, whatever is found of it."""
+    def _points(self, seq: Sequence, start: int) -> set[int]:
+        """Returns where snapshots of a prompt are taken that goes on from a token."""
         ends = message_ends(seq) // self._block_size * self._block_size
-        points = {int(ends[0]), int(ends[-1])}
-        for start, stop in pairwise((0, *sorted(points))):
-            previous = start
+        points = {int(end) for end in (ends[0], ends[-1]) if end > start}
+        for begin, stop in pairwise((start, *sorted(points))):
+            previous = begin
             while stop - previous > INTERVAL:
                 near = ends[(ends > previous) & (ends <= previous + INTERVAL)]
                 previous = int(near[-1]) if len(near) else previous + INTERVAL
                 points.add(previous)
-        return points - {0}
+        return points
 
     def check_integrity(self, holders: tuple[Sequence, ...], arrivals: Iterable[Arrival]) -> None:
         """Asserts that running sequences, snapshots and what comes back explain every slot."""
