@@ -216,7 +216,10 @@ def _about_model(model: ServedModel) -> Iterator[tuple[int, str]]:
             f"Reason: {escape(status.fallback_reason)}",
         )
     yield from ((logging.INFO, escape(note)) for note in runner.notes)
-    cache = f"KV cache {runner.num_blocks * runner.block_size} tokens in {runner.kv_dtype}"
+    room = f"{runner.num_blocks * runner.block_size} tokens"
+    if runner.window_groups:  # a token takes a place in each group that sees it
+        room = f"{runner.num_blocks} blocks"
+    cache = f"KV cache {room} in {runner.kv_dtype}"
     yield (
         logging.INFO,
         f"[bold]{name}[/] on {runner.backend} ({escape(runner.device.name)}), "
