@@ -9,18 +9,22 @@ from rocmforge.engine.ipc.params import SamplingParams
 from rocmforge.engine.ipc.status import EngineStats
 from tests.support.core import make_core, tokens_of
 
-_TEXT: Final = tuple(7 * index % 89 for index in range(200))
+_TEXT: Final = tuple(7 * index % 89 for index in range(300))
 
 
 def slide(
-    runner: Runner, options: LoadOptions, count: int = 8, max_tokens: int = 20
+    runner: Runner,
+    options: LoadOptions,
+    count: int = 8,
+    max_tokens: int = 20,
+    length: int = 50,
 ) -> tuple[list[list[int]], EngineStats]:
     """Greedy answers to prompts at once, and to the same ones again, and what was counted.
 
     Some begin alike. What the second ones begin with is found, if it was not given to others.
     """
     sampling = SamplingParams(max_tokens=max_tokens, temperature=0, ignore_eos=True)
-    prompts = [_TEXT[n % 3 : n % 3 + 50 + 4 * n] for n in range(count)]
+    prompts = [_TEXT[n % 3 : n % 3 + length + 4 * n] for n in range(count)]
     core, requests = make_core(runner, options), [(prompt, sampling) for prompt in prompts]
     first, _ = tokens_of(core, requests)
     again, stats = tokens_of(core, requests)

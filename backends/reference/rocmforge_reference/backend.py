@@ -134,7 +134,7 @@ def _load(
         state_bytes=num_slots * of_states,
         snapshots=snapshots,
         window_groups=windows.count if windows else 0,
-        window=windows.window if windows else 0,
+        window=windows.reach if windows else 0,
         predicts=config.predicts,
         notes=(_NOTE,),
     )

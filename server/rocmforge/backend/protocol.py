@@ -376,7 +376,7 @@ class RunnerInfo:
     # Groups of layers that release what their window has left behind; 0: there are none. Then each
     # block is one of a group, or of the layers without a window.
     window_groups: int = 0
-    window: int = 0  # tokens, the largest of these groups
+    window: int = 0  # tokens that are kept in these groups, up to the one that is computed
     # Whether it computes steps with `StepInput.predicts`, and fills the predictor's cache in all.
     predicts: bool = False
     # How images are prepared for the tower beside the model; None: it takes none. The engine says

@@ -26,6 +26,7 @@ class WindowGroups:
     """The groups of a model's layers, and how many blocks they need. None: there is one group."""
 
     window: int  # the largest: tokens that a token sees, itself among them
+    reach: int  # these, and the tokens before them that kernels touch
     group_of: tuple[int, ...]  # of each layer
     cache_of: tuple[int, ...]  # of each layer, the one of group 0 whose arrays it uses
     sequence_blocks: int  # that a sequence holds in all groups with a window, beside those of steps
@@ -46,11 +47,22 @@ def window_blocks(window: int, block_size: int) -> int:
     return -(-(window - 1 + _MOST_AHEAD) // block_size) + 2
 
 
-def plan_windows(config: ModelConfig, options: LoadOptions, block_size: int) -> WindowGroups | None:
+def plan_windows(
+    config: ModelConfig, options: LoadOptions, block_size: int, key_tile: int = 0
+) -> WindowGroups | None:
     """Returns the groups of a model's layers; None if one group is all that it needs.
+
+    Kernels take keys and values in tiles, from a multiple of a tile on, and hide those before the
+    window: what is hidden has to be numbers, so all blocks of such a tile are kept.
 
     Caches share arrays only if they are alike. Draft tokens of a predictor and states count on one
     block table. Where the context or the cache is short, there is nothing to release.
+
+    Args:
+        config: of the model.
+        options: as for `load`.
+        block_size: tokens.
+        key_tile: tokens of the largest tile.
     """
     layers = config.layers
     if not (options.releases_windows and config.causal) or config.predicts or config.has_states:
@@ -61,8 +73,8 @@ def plan_windows(config: ModelConfig, options: LoadOptions, block_size: int) -> 
         return None
     if layers[0].latent is not None:
         return None
-    window = max(windows)
-    of_sequence = window_blocks(window, block_size)
+    reach = max(windows) + max(0, key_tile - block_size)
+    of_sequence = window_blocks(reach, block_size)
     of_step = options.max_batched_tokens // block_size
     shortest = -(-options.context_of(config) // block_size)
     if options.kv_blocks is not None:
@@ -80,7 +92,8 @@ def plan_windows(config: ModelConfig, options: LoadOptions, block_size: int) -> 
             num_local += 1
     groups, caches = zip(*places, strict=True)
     return WindowGroups(
-        window=window,
+        window=max(windows),
+        reach=reach,
         group_of=groups,
         cache_of=caches,
         sequence_blocks=max(groups) * of_sequence,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal, cast
@@ -20,7 +21,7 @@ from rocmforge.models.weights import present, take
 from rocmforge_hip.device.driver import Driver
 from rocmforge_hip.device.memory import DeviceBuffer, Memory, spec
 from rocmforge_hip.load import memory_budget
-from rocmforge_hip.load.memory_budget import MemoryPlan, make_plan
+from rocmforge_hip.load.memory_budget import KEY_TILE, MemoryPlan, make_plan
 from rocmforge_hip.ops.geometry import Geometry
 from rocmforge_hip.weights.placement import PlannedPart, plan_weights, storages, weight_bytes
 from tests.data.models import tiny_encoders
@@ -262,3 +263,10 @@ def test_blocks_of_int8_products_have_waves_that_fill_the_device(
     stored_rows: int, block_size: int, threads: int
 ) -> None:
     assert Geometry(132).matrix_threads(stored_rows, block_size) == threads
+
+
+def test_windows_keep_the_largest_tile_of_keys_that_a_kernel_takes() -> None:
+    kernels = Path(__file__).parents[3] / "kernels"
+    text = "".join(path.read_text() for path in sorted(kernels.rglob("*attention*.h")))
+    tiles = [int(size) for size in re.findall(r"kKeys = (\d+)", text)]
+    assert max(tiles) == KEY_TILE

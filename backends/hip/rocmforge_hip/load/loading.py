@@ -333,6 +333,6 @@ def _describe(
         state_bytes=plan.states,
         snapshots=plan.snapshots,
         window_groups=plan.windows.count if plan.windows else 0,
-        window=plan.windows.window if plan.windows else 0,
+        window=plan.windows.reach if plan.windows else 0,
         logits_processors=tuple(kernels.processors),
     )

@@ -32,6 +32,8 @@ from rocmforge_hip.weights.seats import host_bytes
 
 _MAX_BIASES: Final = 4096
 """Biased tokens of a row."""
+KEY_TILE: Final = 128
+"""Keys of the largest tile that attention takes from the cache: kKeys in attention_warpgroup.h."""
 SMALL_MODEL: Final = 512 << 20
 """Bytes of weights, on all devices, up to which 16 bits of activations are kept by default.
 
@@ -157,7 +159,7 @@ def measure(
         hidden_block=spec((BLOCK_TOKENS, config.hidden_size), "f2") if config.predicts else None,
         states=options.running_slots(config) * state_bytes(config),
         state_slots=options.running_slots(config),
-        windows=plan_windows(config, options, BLOCK_TOKENS),
+        windows=plan_windows(config, options, BLOCK_TOKENS, KEY_TILE),
         activation_slices=_activation_slices(config, options, stored_bytes(weights)),
     )
     one, left = state_bytes(config), needs.allowed - needs.fixed_bytes
@@ -255,7 +257,7 @@ def _cache_block(layer: LayerConfig, kv_dtype: str) -> LayerCache[ArraySpec]:
 def _largest_input(config: ModelConfig, limits: StepLimits, options: LoadOptions) -> int:
     """Returns the bytes of the inputs of the largest step."""
     causal, vocab = config.causal, config.vocab_size
-    windows = plan_windows(config, options, BLOCK_TOKENS)
+    windows = plan_windows(config, options, BLOCK_TOKENS, KEY_TILE)
     shape = StepShape(
         tokens=limits.tokens,
         sequences=limits.sequences,
