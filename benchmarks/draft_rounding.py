@@ -14,6 +14,7 @@ from contextlib import closing
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from rocmforge.backend import registry
 from rocmforge.backend.protocol import Int32Array, LoadOptions
@@ -85,15 +86,21 @@ def compare(arguments: argparse.Namespace, bits: str) -> None:
 
 def _print(title: str, ours: Rows, theirs: Rows) -> None:
     differences = ours.differences(theirs)
+    # Whether both are among the others' first.
+    found: npt.NDArray[np.bool_] = np.asarray(np.isfinite(differences).all(axis=-1))
+    differences = np.where(found[..., None], differences, 0)
     same = ours.same(theirs)
     change = differences[..., 1] - differences[..., 0]  # of the lead
-    beyond = ~same & (ours.leads > np.abs(change))
+    beyond = found & ~same & (ours.leads > np.abs(change))
     whole = ours.differences(theirs, 10)
     whole = whole[np.isfinite(whole).all(axis=-1)]
     spread = whole - whole.mean(axis=-1, keepdims=True)
     equal = (ours.logprobs == theirs.logprobs).all() and (ours.ids == theirs.ids).all()
     print(f"  {title}: {'all bits are equal' if equal else 'bits differ'}")
-    print(f"    another first token at {(~same).sum()} places, {beyond.sum()} of them led by more")
+    print(
+        f"    another first token at {(~same).sum()} places, {beyond.sum()} of them led by more; "
+        f"not among the first {TOP} at {(~found).sum()}"
+    )
     print(
         f"    log-probabilities differ by {np.sqrt((differences**2).mean()):.2g} (rms), "
         f"{np.abs(differences).max():.2g} at most; divergence about {(spread**2).mean() / 2:.2g}"

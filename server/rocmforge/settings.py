@@ -53,6 +53,9 @@ _Name = Annotated[str, Meta(min_length=1)]
 # An empty one is a shell variable that was not set. Taken for none, it would leave the door open.
 MTP: Final = "mtp"
 """The draft model that is a part of the model itself: its predictor."""
+AUTO: Final = "auto"
+"""The same if the file has one and there is room for it; else no draft model."""
+NO_DRAFT_MODEL: Final = "none"
 
 _File = Annotated[str, Meta(min_length=1)]
 _Key = Annotated[str, Meta(min_length=8)]  # as in the file of keys
@@ -189,13 +192,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         ),
     ] = 0
     draft_model: Annotated[
-        _File | None,
+        str,
         _about(
             "smaller GGUF model with the same vocabulary, which drafts tokens; mtp = the model's "
-            "own predictor, which some files have",
+            "own predictor, which some files have; auto = that, if it has room, but not with "
+            "states; none = neither",
             "FILE",
+            min_length=1,
         ),
-    ] = None
+    ] = AUTO
     mmproj: Annotated[
         _File | None,
         _about(
@@ -348,8 +353,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def predicts(self) -> bool:
-        """Whether the model's own predictor drafts tokens."""
-        return self.draft_model == MTP
+        """Whether the model's own predictor drafts tokens, if it has one.
+
+        On several devices it cannot, and what it keeps of a prompt has no tiers to go to: nobody
+        loses those for a predictor that was not asked for.
+        """
+        if self.draft_model != AUTO:
+            return self.draft_model == MTP
+        has_tiers = self.host_cache is not None or self.cache_dir is not None
+        return self.tensor_parallel == 1 and not has_tiers
 
     @property
     def mmproj_path(self) -> Path | None:
@@ -359,7 +371,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     @property
     def other_draft_model(self) -> str | None:
         """The draft model that is a model of its own, if there is one."""
-        return None if self.predicts else self.draft_model
+        return None if self.draft_model in (AUTO, MTP, NO_DRAFT_MODEL) else self.draft_model
 
 
 PER_MODEL = frozenset(
@@ -525,9 +537,9 @@ def served_models(given: Sequence[str], settings: Settings) -> tuple[ModelSettin
 
 
 def has_draft_model(settings: Settings) -> bool:
-    """Returns whether some model has a draft model."""
-    tables = settings.models.values()
-    return settings.draft_model is not None or any("draft_model" in table for table in tables)
+    """Returns whether it is said of some model what drafts for it."""
+    said = [settings.draft_model, *(table.get("draft_model") for table in settings.models.values())]
+    return any(each not in (None, AUTO, NO_DRAFT_MODEL) for each in said)
 
 
 def _named(text: str) -> tuple[str, str]:

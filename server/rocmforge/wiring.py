@@ -6,6 +6,7 @@ import logging
 import string
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from litestar import Litestar
@@ -37,7 +38,7 @@ from rocmforge.models.rank_head import RankHead, read_rank_head
 from rocmforge.models.sampling import UNRECOMMENDED, SamplingDefaults
 from rocmforge.models.vision.config import VisionConfig
 from rocmforge.opening import open_checkpoint
-from rocmforge.settings import MTP, ModelSettings, Settings
+from rocmforge.settings import AUTO, MTP, NO_DRAFT_MODEL, ModelSettings, Settings
 from rocmforge.sizes import parse_size
 from rocmforge.text.template.rank_prompt import rank_prompt
 from rocmforge.text.template.template import ChatTemplates
@@ -94,10 +95,7 @@ def read_front(model: str, settings: Settings, found: Path | None = None) -> Mod
         ConfigurationError: the file of --chat-template cannot be read.
     """
     path = found or find_model(model)
-    predicts = settings.predicts
-    with open_checkpoint(
-        path, adapter_specs(settings), predicts=predicts, mmproj=settings.mmproj_path
-    ) as checkpoint:
+    with open_model(path, settings) as checkpoint:
         config, vision = checkpoint.config, checkpoint.vision
         identity = checkpoint.identify()
         tokenizer = Tokenizer(checkpoint.read_tokenizer())
@@ -108,7 +106,7 @@ def read_front(model: str, settings: Settings, found: Path | None = None) -> Mod
         )
         if not config.causal:
             _refuse_drafts_and_chats(settings)
-        if predicts and not config.predicts:
+        if settings.draft_model == MTP and not config.predicts:
             raise ConfigurationError(
                 f"{path.name} has no predictor of further tokens, so --draft-model {MTP} has "
                 "nothing to draft with. Take a draft model, or a file with MTP in its name."
@@ -145,9 +143,27 @@ def read_front(model: str, settings: Settings, found: Path | None = None) -> Mod
     )
 
 
+def open_model(path: Path, settings: Settings) -> Checkpoint:
+    """Opens a model with its adapters, and with its predictor if that drafts by these settings.
+
+    In models with states it drafts only if asked for: with eight streams it was slower than none.
+
+    Raises:
+        RocmForgeError: as `open_checkpoint`.
+    """
+    opened = partial(open_checkpoint, path, adapter_specs(settings), mmproj=settings.mmproj_path)
+    checkpoint = opened(predicts=settings.predicts)
+    is_asked = settings.draft_model == MTP
+    if is_asked or not checkpoint.config.predicts or not checkpoint.config.has_states:
+        return checkpoint
+    checkpoint.release()
+    return opened()
+
+
 def _refuse_drafts_and_chats(settings: Settings) -> None:
+    has_drafter = settings.draft_model not in (AUTO, NO_DRAFT_MODEL)
     for flag, value in (
-        ("--draft-model", settings.draft_model),
+        ("--draft-model", has_drafter),
         ("--chat-template", settings.chat_template),
     ):
         if value:
@@ -244,8 +260,7 @@ def build_model(
         sampling_defaults=front.sampling,
         prompt_lookup_tokens=settings.prompt_lookup_tokens,
         draft_model_tokens=settings.draft_tokens if front.has_drafter else 0,
-        checks_drafts=not front.config.has_states
-        or load_options(settings, front.config.max_context, causal=True).draft_tokens > 0,
+        checks_drafts=not front.config.has_states or config.options.draft_tokens > 0,
         declared_context=config.options.max_context,
         declared_hidden_size=front.config.output_size,
         max_at_once=min(MAX_AT_ONCE, settings.max_sequences + settings.max_waiting),
@@ -259,6 +274,7 @@ def build_engine(front: ModelFront, settings: Settings) -> AsyncEngine:
 
 def engine_config(front: ModelFront, settings: Settings) -> EngineConfig:
     """Derives an engine's configuration from the settings."""
+    is_optional = front.config.predicts and settings.draft_model == AUTO
     return EngineConfig(
         backend=settings.backend,
         model=front.path,
@@ -266,7 +282,13 @@ def engine_config(front: ModelFront, settings: Settings) -> EngineConfig:
         draft=front.draft,
         predicts=front.config.predicts,
         mmproj=settings.mmproj_path,
-        options=load_options(settings, front.config.max_context, causal=front.config.causal),
+        drafts_without_predictor=settings.prompt_lookup_tokens if is_optional else None,
+        options=load_options(
+            settings,
+            front.config.max_context,
+            causal=front.config.causal,
+            has_drafter=front.has_drafter,
+        ),
         vocabulary=token_pieces(front.tokenizer) if front.config.causal else None,
         max_waiting=settings.max_waiting,
         max_stall_ns=round(1e6 * settings.max_stall),
@@ -325,16 +347,19 @@ def find_draft(model: Checkpoint, settings: Settings) -> Path | None:
     return path
 
 
-def load_options(settings: Settings, trained_context: int, *, causal: bool) -> LoadOptions:
+def load_options(
+    settings: Settings, trained_context: int, *, causal: bool, has_drafter: bool = False
+) -> LoadOptions:
     """Derives load options, for a model trained with a context of `trained_context` tokens.
 
     Unless the model is causal, a step has room for the longest prompt, which cannot be cut.
-    Without --max-context, the context may be lowered to what fits.
+    Without --max-context, the context may be lowered to what fits. There is room for draft tokens
+    of a draft model or predictor if it has one.
     """
     context = min(settings.max_context or trained_context, trained_context)
     may_be_lowered = causal and settings.max_context is None
     least_tokens = max(settings.max_sequences, 0 if causal else context)
-    drafted = 0 if settings.draft_model is None else settings.draft_tokens
+    drafted = settings.draft_tokens if has_drafter else 0
     return LoadOptions(
         device=settings.device,
         max_context=context,

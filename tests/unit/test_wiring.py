@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -13,10 +14,18 @@ from rocmforge.errors import ConfigurationError
 from rocmforge.gguf.tokenizer import read_tokenizer
 from rocmforge.settings import Settings
 from rocmforge.text.tokenizer.tokenizer import Tokenizer
-from rocmforge.wiring import build_model, engine_config, load_options, read_front, token_pieces
+from rocmforge.wiring import (
+    build_model,
+    engine_config,
+    load_options,
+    open_model,
+    read_front,
+    token_pieces,
+)
 from tests.data.models.tiny_encoders import VOCABULARY
 from tests.data.models.tiny_folders import write_folder
 from tests.data.models.tiny_models import by_name, hf_weights
+from tests.support.predicting import write_predicting
 from tests.support.safetensors_writer import write_safetensors
 from tests.support.tokenizer_files import pieces, write_tokenizer
 from tests.unit.text.vocabularies import byte_level, sentencepiece
@@ -90,7 +99,9 @@ def test_a_model_without_a_predictor_is_refused_if_one_is_to_draft(tmp_path: Pat
         read_front(str(folder), Settings(draft_model="mtp"))
 
 
-def test_the_engine_is_told_to_load_a_predictor_that_is_to_draft(tmp_path: Path) -> None:
+def test_the_engine_is_told_to_load_a_predictor_unless_something_else_would_be_lost(
+    tmp_path: Path,
+) -> None:
     model = by_name("glm4moe")
     weights, size = hf_weights(model), model.config["hidden_size"]
     layer = {name: each for name, each in weights.items() if "layers.2." in name}
@@ -101,11 +112,32 @@ def test_the_engine_is_told_to_load_a_predictor_that_is_to_draft(tmp_path: Path)
     folder = write_folder(model, tmp_path / "m", config={"num_nextn_predict_layers": 1})
     write_safetensors(folder / "model.safetensors", weights | layer | place)
     write_tokenizer(folder, pieces(VOCABULARY))
-    for draft, predicts in ((None, False), ("mtp", True)):
-        settings = Settings(draft_model=draft, draft_tokens=3)
+    wanted = Settings(draft_tokens=3, prompt_lookup_tokens=2)
+    for changes, predicts, without in (
+        ({}, True, 2),
+        ({"draft_model": "mtp"}, True, None),
+        ({"draft_model": "mtp", "cache_dir": "blocks"}, True, None),
+        ({"draft_model": "none"}, False, None),
+        ({"tensor_parallel": 2}, False, None),
+        ({"host_cache": "1GiB"}, False, None),
+        ({"cache_dir": "blocks"}, False, None),
+    ):
+        settings = msgspec.structs.replace(wanted, **changes)
         front = read_front(str(folder), settings)
-        assert front.config.predicts is engine_config(front, settings).predicts is predicts
+        config = engine_config(front, settings)
+        assert front.config.predicts is config.predicts is predicts
+        assert config.drafts_without_predictor == without
+        assert config.options.draft_tokens == (3 if predicts else 2)
         assert build_model(front, settings).draft_model_tokens == 3 * predicts
+
+
+def test_the_predictor_of_a_model_with_states_drafts_only_if_it_is_asked_for(
+    tmp_path: Path,
+) -> None:
+    path = write_predicting(by_name("qwen35"), tmp_path / "m.gguf")
+    for draft, predicts in (("auto", False), ("none", False), ("mtp", True)):
+        with open_model(path, Settings(draft_model=draft)) as checkpoint:
+            assert checkpoint.config.predicts is predicts
 
 
 def test_a_model_with_states_cannot_draft(tmp_path: Path) -> None:

@@ -185,7 +185,7 @@ def _model_rows(report: InspectReport, config: ModelConfig) -> list[tuple[str, s
             weights,
             ("sampling", f"{report.sampling or UNRECOMMENDED} ({_origin(report)})"),
             ("KV cache", f"one sequence of {report.context} tokens: {caches}"),
-            *([("predictor", "one layer: --draft-model mtp")] * report.predicts),
+            *([("predictor", "one layer; it drafts tokens")] * report.predicts),
             *([] if report.vision is None else [("images", _images(report.vision, report.tower))]),
             *([("states", f"{size_text(report.state_bytes)} of one sequence")] * config.has_states),
         ]

@@ -16,13 +16,19 @@ from rocmforge.commands.terminal.output import fact_table, output_console
 from rocmforge.engine.context import settle_context
 from rocmforge.engine.draft.draft_memory import both, draft_options
 from rocmforge.engine.loading import tower_options
+from rocmforge.engine.predictor_memory import PREDICTOR_LEFT_OUT, predictor_has_room, predictor_part
 from rocmforge.errors import ConfigurationError
 from rocmforge.library.finding import find_model
 from rocmforge.models.checkpoint import Checkpoint
 from rocmforge.opening import open_checkpoint
-from rocmforge.settings import Settings
+from rocmforge.settings import AUTO, NO_DRAFT_MODEL, Settings
 from rocmforge.sizes import parse_size
-from rocmforge.wiring import adapter_specs, load_options, tier_options, warn_of_context
+from rocmforge.wiring import (
+    load_options,
+    open_model,
+    tier_options,
+    warn_of_context,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +37,7 @@ class PlanReport:
 
     backend: str
     estimate: MemoryEstimate  # with a draft model and a tower: of all together
-    draft: MemoryEstimate | None  # its part of that
+    draft: MemoryEstimate | None  # its part of that, or the predictor's
     tower: MemoryEstimate | None  # the same of what reads images
     sequences: int  # asked for
     kv_bytes: int  # of that many sequences, or of the blocks that were asked for
@@ -39,6 +45,8 @@ class PlanReport:
     most_sequences: int  # of that context; 0 = not even one fits
     longest_context: int  # of one sequence, within the model's own limit
     trained_context: int  # that limit
+    predicts: bool = False  # the model's predictor drafts
+    lacks_room_for_predictor: bool = False  # it has one, which drafts only if it is asked for
 
 
 def show_plan(model: Path, settings: Settings, memory: str | None, as_json: bool) -> int:
@@ -64,19 +72,18 @@ def plan_model(model: Path, settings: Settings, stated: int | None) -> PlanRepor
         ModelLoadError: The model cannot be served.
     """
     with ExitStack() as opened:
-        checkpoint = opened.enter_context(
-            open_checkpoint(
-                model,
-                adapter_specs(settings),
-                predicts=settings.predicts,
-                mmproj=settings.mmproj_path,
-            )
-        )
+        checkpoint = opened.enter_context(open_model(model, settings))
         trained = checkpoint.config.max_context
         warn_of_context(settings, trained, model.stem)
         backend = _choose(settings.backend, device_is_here=stated is None)
-        options = load_options(settings, trained, causal=checkpoint.config.causal)
-        drafting: Checkpoint | None = None
+        drafting, alone = None, None
+        has_drafter = settings.other_draft_model is not None or checkpoint.config.predicts
+        options = load_options(
+            settings, trained, causal=checkpoint.config.causal, has_drafter=has_drafter
+        )
+        if checkpoint.config.predicts:
+            changed = msgspec.structs.replace(settings, draft_model=NO_DRAFT_MODEL)
+            alone = opened.enter_context(open_model(model, changed))
         if settings.other_draft_model is not None:
             drafting = opened.enter_context(open_checkpoint(find_model(settings.other_draft_model)))
 
@@ -85,9 +92,21 @@ def plan_model(model: Path, settings: Settings, stated: int | None) -> PlanRepor
             own = tower_options(options, checkpoint.tower.config)
             tower = backend.estimate(checkpoint.tower, own, stated)
 
+        def estimate_of(each: Checkpoint, options: LoadOptions) -> MemoryEstimate:
+            own = backend.estimate(each, options, stated)
+            return own if tower is None else both(own, tower)
+
+        without, is_left_out = settings.prompt_lookup_tokens, False
+        if alone is not None and settings.draft_model == AUTO:
+            is_left_out = not predictor_has_room(alone, checkpoint, options, without, estimate_of)
+        if alone is not None and is_left_out:
+            checkpoint, alone, options = alone, None, replace(options, draft_tokens=without)
+
         def parts(options: LoadOptions) -> tuple[MemoryEstimate, MemoryEstimate | None]:
-            own = backend.estimate(checkpoint, options, stated)
-            own = own if tower is None else both(own, tower)
+            own = estimate_of(checkpoint, options)
+            if alone is not None:
+                other = estimate_of(alone, replace(options, draft_tokens=without))
+                return own, predictor_part(other, own)
             if drafting is None:
                 return own, None
             draft = backend.estimate(drafting, draft_options(options), stated)
@@ -95,7 +114,10 @@ def plan_model(model: Path, settings: Settings, stated: int | None) -> PlanRepor
 
         options = settle_context(options, lambda changed: parts(changed)[0])
         estimate, draft = parts(options)
-    return replace(_plan(backend.name, estimate, draft, settings, trained), tower=tower)
+    plan = _plan(backend.name, estimate, draft, settings, trained)
+    return replace(
+        plan, tower=tower, predicts=alone is not None, lacks_room_for_predictor=is_left_out
+    )
 
 
 def _choose(name: str, *, device_is_here: bool) -> Planning:
@@ -191,15 +213,19 @@ def _print(console: Console, plan: PlanReport, settings: Settings) -> None:
         weights, activations = size_text(plan.tower.weights), size_text(plan.tower.activations)
         rows.insert(-2, ("tower", f"of these: {weights} weights, {activations} activations"))
     if plan.draft is not None:
-        rows.insert(-2, ("draft model", _draft_part(plan.draft, estimate, settings)))
+        name = "predictor" if plan.predicts else "draft model"
+        rows.insert(-2, (name, _draft_part(plan.draft, estimate, settings)))
+    if plan.lacks_room_for_predictor:
+        rows.insert(-2, ("predictor", PREDICTOR_LEFT_OUT))
     console.print(fact_table(rows))
 
 
 def _draft_part(draft: MemoryEstimate, estimate: MemoryEstimate, settings: Settings) -> str:
     where = ", on the first device alone" if settings.tensor_parallel > 1 else ""
+    states = f"{size_text(draft.states)} states, " if draft.states > 0 else ""
     return (
         f"of these{where}: {size_text(draft.weights)} weights, {size_text(draft.activations)} "
-        f"activations, {draft.kv_block / estimate.kv_block:.0%} of the cache"
+        f"activations, {states}{draft.kv_block / estimate.kv_block:.0%} of the cache"
     )
 
 

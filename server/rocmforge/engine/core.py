@@ -91,7 +91,7 @@ class EngineCore:
         elif runner.info.predicts:
             ids, extend = self._take_step_id, self._scheduler.extend_for_drafts
             drafter = PredictorDrafts(runner, limits, clock, totals, ids, extend)
-        self._speculation = Speculation(drafter)
+        self._speculation = Speculation(drafter, self._scheduler.room_for_drafts)
         self._block_size = runner.info.block_size
         self._depth = runner.info.pipeline_depth
         self._in_flight: deque[list[Chunk]] = deque()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import Final
 
 from rocmforge.backend import registry
 from rocmforge.backend.optional import MemoryEstimate, Planning
@@ -12,13 +14,21 @@ from rocmforge.backend.protocol import Backend, LoadOptions, ProgressCallback, R
 from rocmforge.backend.registry import BackendChoice
 from rocmforge.engine.cache.tiers.fingerprint import fingerprint_of
 from rocmforge.engine.context import context_note, settle_context
-from rocmforge.engine.draft.draft_memory import both, draft_blocks, draft_options, shared_blocks
+from rocmforge.engine.draft.draft_memory import (
+    both,
+    draft_blocks,
+    draft_options,
+    shared_blocks,
+)
 from rocmforge.engine.ipc.messages import Start
+from rocmforge.engine.predictor_memory import PREDICTOR_LEFT_OUT, predictor_has_room
 from rocmforge.errors import RocmForgeError
 from rocmforge.models.checkpoint import Checkpoint
 from rocmforge.models.config import ModelConfig
 from rocmforge.models.vision.config import ProcessorConfig
 from rocmforge.opening import check_unchanged, open_checkpoint
+
+_PREDICTOR_DRAFTS: Final = "drafts tokens where that is faster; --draft-model none: never"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,14 +87,9 @@ def load(start: Start, progress: ProgressCallback) -> Loaded:
         check_unchanged(path, start.identity)
     progress("reading the header", 0.0)
     with ExitStack() as opened, ExitStack() as loading:
-        model = opened.enter_context(
-            open_checkpoint(
-                path,
-                start.options.adapters,
-                predicts=start.predicts,
-                mmproj=None if start.mmproj is None else Path(start.mmproj),
-            )
-        )
+        mmproj = None if start.mmproj is None else Path(start.mmproj)
+        opening = partial(open_checkpoint, path, start.options.adapters, mmproj=mmproj)
+        model = opened.enter_context(opening(predicts=start.predicts))
         draft = None
         if start.draft is not None:
             draft = opened.enter_context(open_checkpoint(Path(start.draft)))
@@ -96,7 +101,16 @@ def load(start: Start, progress: ProgressCallback) -> Loaded:
                 lambda stage, share: progress(f"tower: {stage}", share),
             )
             loading.callback(tower.close)
-        options = _with_context(choice.backend, model, draft, start.options)
+        options, notes = start.options, []
+        if start.drafts_without_predictor is not None:
+            alone = opened.enter_context(opening())
+            without = start.drafts_without_predictor
+            has_room = _has_room(choice.backend, alone, model, options, without)
+            if not has_room:
+                model, options = alone, replace(options, draft_tokens=without)
+            what = _PREDICTOR_DRAFTS if has_room else PREDICTOR_LEFT_OUT
+            notes.append(f"predictor    {what}")
+        options = _with_context(choice.backend, model, draft, options)
         if draft is None:
             loaded = Loaded(choice, choice.backend.load(model, options, progress), None)
         else:
@@ -106,10 +120,23 @@ def load(start: Start, progress: ProgressCallback) -> Loaded:
         if tower is not None and model.vision is not None:
             loaded = replace(loaded, tower=tower, images=model.vision.processor)
         loading.pop_all()
-        if options.max_context == start.options.max_context:
-            return loaded
         trained = start.options.max_context
-        return replace(loaded, notes=(context_note(options.max_context, trained),))
+        if options.max_context != trained:
+            notes.append(context_note(options.max_context, trained))
+        return replace(loaded, notes=tuple(notes))
+
+
+def _has_room(
+    backend: Backend, alone: Checkpoint, model: Checkpoint, options: LoadOptions, drafts: int
+) -> bool:
+    """Returns whether there is room for a predictor; a backend that does not plan has some."""
+    if not isinstance(backend, Planning):
+        return True
+
+    def estimate(each: Checkpoint, asked: LoadOptions) -> MemoryEstimate:
+        return backend.estimate(each, asked, None)
+
+    return predictor_has_room(alone, model, options, drafts, estimate)
 
 
 def tower_options(options: LoadOptions, tower: ModelConfig) -> LoadOptions:

@@ -21,6 +21,7 @@ from tests.data.models.tiny_models import by_name, write_model
 from tests.data.models.tiny_recurrent import larger_liquid
 from tests.data.models.tiny_towers import SMOLVLM, write_tower_folder
 from tests.support.hip import fitting
+from tests.support.predicting import write_predicting
 
 MIB, GIB = 1 << 20, 1 << 30
 SEQUENCE_BYTES = 512 * 2 * 2 * 2 * 64 * 2  # tokens, layers, keys and values, heads, elements, bytes
@@ -64,6 +65,29 @@ def test_experts_are_planned_as_they_lie_in_memory(
     with open_checkpoint(path) as checkpoint:
         stored = sum(tensor.nbytes for tensor in checkpoint.weights.values())
     assert estimate["weights"] == stored + padding
+
+
+def test_a_predictor_is_planned_where_it_has_room(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_predicting(fitting(by_name("glm4moe")), tmp_path / "m.gguf")
+    asked = ("--backend", "hip", "--memory")
+    alone = plan(capsys, path, *asked, "24GiB", "--draft-model", "none")["estimate"]
+    found = plan(capsys, path, *asked, "24GiB")
+    both, part = found["estimate"], found["draft"]
+    assert found["predicts"]
+    for name in ("weights", "activations", "kv_block"):
+        assert both[name] - alone[name] == part[name] > 0
+    assert part["kv_block"] < both["kv_block"] / 2
+
+    needed = both["weights"] + both["activations"]
+    needed += -(-both["context"] // both["block_size"]) * both["kv_block"]
+    little = str(int(needed / 0.9) + 1)
+    found = plan(capsys, path, *asked, little)
+    assert found["lacks_room_for_predictor"]
+    assert not found["predicts"]
+    assert found["estimate"]["weights"] == alone["weights"]
+    assert plan(capsys, path, *asked, little, "--draft-model", "mtp")["predicts"]
 
 
 @pytest.fixture

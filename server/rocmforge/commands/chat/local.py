@@ -35,7 +35,7 @@ from rocmforge.library.finding import all_stored
 from rocmforge.models.sampling import SamplingDefaults
 from rocmforge.models.vision.config import VisionConfig
 from rocmforge.pixels.readers import ImageReaders
-from rocmforge.settings import Settings
+from rocmforge.settings import AUTO, Settings
 from rocmforge.text.output.reasoning import Reasoning
 from rocmforge.wiring import ModelFront, build_model, build_request_log, read_front
 
@@ -197,7 +197,7 @@ class LocalResponder:
         if name in self._first.names:
             return self._settings
         return msgspec.structs.replace(
-            self._settings, chat_template=None, draft_model=None, served_model_name=()
+            self._settings, chat_template=None, draft_model=AUTO, served_model_name=()
         )
 
     async def close(self) -> None:

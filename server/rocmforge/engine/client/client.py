@@ -422,6 +422,7 @@ class AsyncEngine:
             draft=None if config.draft is None else str(config.draft),
             predicts=config.predicts,
             mmproj=None if config.mmproj is None else str(config.mmproj),
+            drafts_without_predictor=config.drafts_without_predictor,
             options=self._options(),
             max_waiting=config.max_waiting,
             max_score_rows=config.max_score_rows,

@@ -23,6 +23,7 @@ class EngineConfig:
     vocabulary: TokenPieces | None = None  # None = requests cannot be constrained by a grammar
     draft: Path | None = None  # the draft model
     predicts: bool = False  # whether the model's predictor drafts, if it has one
+    drafts_without_predictor: int | None = None  # as in `Start`
     mmproj: Path | None = None  # the tower's file; None = the one beside the model, if there is one
     max_waiting: int = 256  # unfinished requests beyond options.max_sequences
     max_score_rows: int = 256  # prompt tokens scored in one step

@@ -26,9 +26,6 @@ from rocmforge.engine.sequence.sequence import Sequence
 
 _WORTH_CHECKING: Final = 1 / 8
 """The least probability with which a draft token has to be accepted."""
-_PAUSE: Final = 64
-"""Tokens after which drafting is tried again for a sequence. Meanwhile it does not wait until its
-last token is known, so it loses nothing where two steps are in flight."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +44,12 @@ class Speculation:
 
     Args:
         drafter: the draft model or the predictor; None = there is only prompt lookup.
+        room: draft tokens that a step can check; None = as many as there are.
     """
 
-    def __init__(self, drafter: Drafter | None) -> None:
+    def __init__(self, drafter: Drafter | None, room: int | None = None) -> None:
         self._drafter = drafter
+        self._room = room
         # Of steps that read no prompts, by number of tokens. Without draft tokens a step may take
         # another way through the backend (a captured graph): these are no points of one line.
         self._plain = StepTimes()
@@ -73,7 +72,7 @@ class Speculation:
         asked: list[_Offer] = []
         for offer in offers:
             if not min(offer.limit, length):
-                offer.drafting.pause(offer.sequence.num_known + _PAUSE)
+                offer.drafting.pause(offer.sequence.num_known)
                 continue
             offer.drafting.method = offer.method
             if offer.method is DraftMethod.LOOKUP:
@@ -160,6 +159,8 @@ class Speculation:
             step_ns = self._drafter.times.estimate(np.array([by_model.sum()]))[0]
             times = times + step_ns * counts[by_model].max(axis=0)
         gains = tokens / np.maximum(times, 1)
+        if self._room is not None:
+            gains = np.where(counts.sum(axis=0) <= self._room, gains, 0)
         best = int(gains.argmax())
         if best == 0 and len(lengths) > 1:
             self._checking.forget(int(sizes[1 + gains[1:].argmax()]))

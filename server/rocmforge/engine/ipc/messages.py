@@ -30,6 +30,8 @@ class Start(Message, frozen=True, tag=True):
     vocabulary: TokenPieces | None
     draft: str | None = None  # path of the draft model
     predicts: bool = False  # whether the model's predictor drafts
+    # `options.draft_tokens` if it has no room and is left out; None = it may not be.
+    drafts_without_predictor: int | None = None
     identity: Identity | None = None  # what the model's file should be; None = whatever it is
     tiers: TierOptions = NO_TIERS
     mmproj: str | None = None  # path of the tower's file; None = the one beside the model, if any

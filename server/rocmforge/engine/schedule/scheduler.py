@@ -275,6 +275,11 @@ class Scheduler:
             count = min(count, max(0, self._cache.room(seq) - seq.num_known))
         return self._cache.take_between(seq, count)
 
+    @property
+    def room_for_drafts(self) -> int | None:
+        """Draft tokens that a step can check, for which states are kept; None = without states."""
+        return self._num_between if self._cache.num_slots else None
+
     def extend_for_drafts(self, seq: Sequence, end: int) -> bool:
         """Makes room for `end` tokens of a running sequence, but preempts none; False without."""
         return self._cache.extend(seq, end, reserve=len(self._running))

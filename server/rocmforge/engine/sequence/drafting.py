@@ -15,6 +15,14 @@ _FADING: Final = 0.9
 """The weight of an old draft token after each later check."""
 
 
+_PAUSE: Final = 64
+"""Tokens after which drafting is tried again for a sequence. Meanwhile it does not wait until its
+last token is known, so it loses nothing where two steps are in flight."""
+_LONGEST_PAUSE: Final = 1024
+_LASTING: Final = 4
+"""Checks between two pauses after which the next is a short one again."""
+
+
 class DraftMethod(Enum):
     """The source of draft tokens."""
 
@@ -61,6 +69,8 @@ class Drafting:
         self.tokens: Int32Array = _NO_TOKENS  # for the next step
         self.method = DraftMethod.LOOKUP  # where they come from
         self.paused_until = 0  # until the sequence has so many tokens
+        self._pause = 0  # tokens of the last one
+        self._checks = 0  # since then
 
     def take_tokens(self) -> Int32Array:
         """Returns the draft tokens, [K], and forgets them."""
@@ -70,9 +80,19 @@ class Drafting:
     def count(self, drafted: int, accepted: int) -> None:
         """Counts how many of the last draft tokens were accepted."""
         self.acceptance[self.method].count(drafted, accepted)
+        self._checks += 1
 
-    def pause(self, until: int) -> None:
-        """Stops drafting until the sequence has `until` tokens, then tries again with more hope."""
-        self.paused_until = until
+    def pause(self, num_tokens: int) -> None:
+        """Stops drafting for a while, then tries again with more hope.
+
+        Each pause is twice as long as the one before it, unless drafting lasted between them.
+
+        Args:
+            num_tokens: that the sequence has.
+        """
+        lasted = self._checks >= _LASTING
+        self._pause = _PAUSE if lasted or not self._pause else min(2 * self._pause, _LONGEST_PAUSE)
+        self._checks = 0
+        self.paused_until = num_tokens + self._pause
         for acceptance in self.acceptance.values():
             acceptance.forgive()

@@ -4,19 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Final
 
 import pytest
 from msgspec import structs
 
-from rocmforge.backend.optional import MemoryEstimate
+from rocmforge.backend.optional import HostedEstimate, MemoryEstimate
 from rocmforge.backend.protocol import LoadOptions, ProgressCallback
-from rocmforge.engine.draft.draft_memory import draft_blocks, draft_options, shared_blocks
+from rocmforge.engine.draft.draft_memory import (
+    draft_blocks,
+    draft_options,
+    shared_blocks,
+)
 from rocmforge.engine.loading import load
+from rocmforge.engine.predictor_memory import predictor_has_room
 from rocmforge.errors import OutOfMemory
 from rocmforge.models.checkpoint import Checkpoint
+from rocmforge.opening import open_checkpoint
+from tests.data.models.tiny_models import by_name
 from tests.support.any_model import any_model
 from tests.support.fake_backend import FakeBackend, FakeConfig, FakeRunner
+from tests.support.predicting import write_predicting
 from tests.support.start import start_message
 from tests.unit.engine.helpers import options
 
@@ -32,6 +41,7 @@ MODEL: Final = MemoryEstimate(
     context=256,  # 16 blocks
 )
 DRAFT: Final = replace(MODEL, weights=400, activations=100, kv_block=10)
+PREDICTING: Final = replace(MODEL, weights=5_300, kv_block=33)
 FEW: Final = options(max_sequences=4)
 START: Final = start_message(
     "tests.unit.engine.draft.test_draft_loading:planning",
@@ -62,6 +72,29 @@ class PlanningFake(FakeBackend):
 
 def planning() -> PlanningFake:
     return PlanningFake()
+
+
+class PredictingFake(FakeBackend):
+    """A backend that says in notes what it loads, and has room for few sequences more."""
+
+    name = "predicting"
+
+    def estimate(
+        self, checkpoint: Checkpoint, options: LoadOptions, memory: int | None
+    ) -> MemoryEstimate:
+        return PREDICTING if checkpoint.config.predicts else MODEL
+
+    def load(
+        self, checkpoint: Checkpoint, options: LoadOptions, progress: ProgressCallback
+    ) -> FakeRunner:
+        runner = super().load(checkpoint, options, progress)
+        note = f"{checkpoint.config.predicts}, {options.draft_tokens} draft tokens"
+        runner.info = replace(runner.info, notes=(note,))
+        return runner
+
+
+def predicting() -> PredictingFake:
+    return PredictingFake()
 
 
 class FailingDraft(FakeBackend):
@@ -96,6 +129,53 @@ def test_each_sequence_has_room_in_both_caches() -> None:
 def test_what_does_not_fit_together_is_refused(draft: MemoryEstimate, wanted: LoadOptions) -> None:
     with pytest.raises(OutOfMemory, match="The model and its draft model need"):
         shared_blocks(MODEL, draft, wanted)
+
+
+@pytest.mark.parametrize(
+    ("together", "sequences", "has_room"),
+    [
+        (PREDICTING, 64, False),  # 96 blocks of 150
+        (replace(PREDICTING, weights=5_100), 64, True),  # 103
+        (replace(PREDICTING, weights=6_000), 4, True),  # 64, all that four sequences can fill
+        (replace(PREDICTING, context=240), 4, False),
+        (
+            replace(PREDICTING, hosted=HostedEstimate(seats=2, experts=8, host=9, token_bytes=1)),
+            *(4, False),
+        ),
+    ],
+)
+def test_a_predictor_that_nobody_asked_for_costs_no_context_and_little_of_the_cache(
+    together: MemoryEstimate, sequences: int, has_room: bool, tmp_path: Path
+) -> None:
+    path = write_predicting(by_name("glm4moe"), tmp_path / "m.gguf")
+    asked: list[tuple[bool, int]] = []
+
+    def estimate(checkpoint: Checkpoint, options: LoadOptions) -> MemoryEstimate:
+        asked.append((checkpoint.config.predicts, options.draft_tokens))
+        return together if checkpoint.config.predicts else MODEL
+
+    wanted = replace(FEW, max_sequences=sequences, draft_tokens=5)
+    with open_checkpoint(path) as alone, open_checkpoint(path, predicts=True) as model:
+        assert predictor_has_room(alone, model, wanted, 2, estimate) is has_room
+    assert set(asked) == {(False, 2), (True, 5)}
+
+
+@pytest.mark.parametrize(
+    ("sequences", "loaded", "note"),
+    [(4, "True, 5 draft tokens", "drafts tokens"), (64, "False, 2 draft tokens", "left out")],
+)
+def test_a_predictor_is_loaded_if_it_has_room(
+    sequences: int, loaded: str, note: str, tmp_path: Path
+) -> None:
+    start = start_message(
+        "tests.unit.engine.draft.test_draft_loading:predicting",
+        str(write_predicting(by_name("glm4moe"), tmp_path / "m.gguf")),
+        replace(FEW, max_sequences=sequences, draft_tokens=5),
+    )
+    start = structs.replace(start, predicts=True, drafts_without_predictor=2)
+    found = load(start, lambda stage, share: None)
+    assert found.runner.info.notes == (loaded,)
+    assert found.info.notes[0].startswith(f"predictor    {note}")
 
 
 def test_a_draft_model_is_loaded_whole_onto_the_first_device() -> None:

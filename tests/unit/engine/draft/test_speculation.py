@@ -54,6 +54,13 @@ def test_the_rate_is_of_draft_tokens_behind_accepted_ones() -> None:
     assert acceptance.rate > 2 / 3
 
 
+def test_where_checking_never_pays_it_is_tried_ever_more_rarely() -> None:
+    bench = Bench(FakeConfig(token_ns=4000), draft=FakeConfig(wrong_one_in=2))
+    sampling = SamplingParams(max_tokens=1500, draft_model_tokens=4)
+    bench.run(request(1, [1, 5], sampling))
+    assert 2 <= bench.stats.totals.model_drafts <= 12
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("token_ns", "least", "most"), [(0, 3.5, 4.0), (400, 0.0, 2.0)])
 def test_the_costlier_a_token_is_to_check_the_fewer_are_drafted(
@@ -65,3 +72,11 @@ def test_the_costlier_a_token_is_to_check_the_fewer_are_drafted(
     stats = bench.stats
     at_once = stats.totals.model_drafted_tokens / max(stats.totals.model_drafts, 1)
     assert least <= at_once <= most
+
+
+def test_no_more_tokens_are_drafted_than_there_are_slots_for_states() -> None:
+    """Nine for eight sequences: one for each, and not four for the first two."""
+    bench = Bench(FakeConfig(num_slots=8 + 9), draft=FakeConfig())
+    sampling = SamplingParams(max_tokens=60, draft_model_tokens=4)
+    bench.run(*[request(i, [i, 5], sampling) for i in range(8)])
+    assert bench.stats.totals.model_drafts == bench.stats.totals.model_drafted_tokens > 8
