@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from rocmforge.engine.context import settle_context
 from rocmforge.engine.draft.draft_memory import both, draft_options
 from rocmforge.engine.loading import tower_options
 from rocmforge.engine.predictor_memory import PREDICTOR_LEFT_OUT, predictor_has_room, predictor_part
-from rocmforge.errors import ConfigurationError
+from rocmforge.errors import ConfigurationError, UnsupportedArchitecture, UnsupportedTensor
 from rocmforge.library.finding import find_model
 from rocmforge.models.checkpoint import Checkpoint
 from rocmforge.opening import open_checkpoint
@@ -90,7 +90,8 @@ def plan_model(model: Path, settings: Settings, stated: int | None) -> PlanRepor
         tower: MemoryEstimate | None = None
         if checkpoint.tower is not None:
             own = tower_options(options, checkpoint.tower.config)
-            tower = backend.estimate(checkpoint.tower, own, stated)
+            with suppress(UnsupportedArchitecture, UnsupportedTensor):  # it would be left out
+                tower = backend.estimate(checkpoint.tower, own, stated)
 
         def estimate_of(each: Checkpoint, options: LoadOptions) -> MemoryEstimate:
             own = backend.estimate(each, options, stated)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -22,11 +23,13 @@ from rocmforge.engine.draft.draft_memory import (
 )
 from rocmforge.engine.ipc.messages import Start
 from rocmforge.engine.predictor_memory import PREDICTOR_LEFT_OUT, predictor_has_room
-from rocmforge.errors import RocmForgeError
+from rocmforge.errors import RocmForgeError, UnsupportedArchitecture, UnsupportedTensor
 from rocmforge.models.checkpoint import Checkpoint
 from rocmforge.models.config import ModelConfig
 from rocmforge.models.vision.config import ProcessorConfig
 from rocmforge.opening import check_unchanged, open_checkpoint
+
+logger = logging.getLogger(__name__)
 
 _PREDICTOR_DRAFTS: Final = "drafts tokens where that is faster; --draft-model none: never"
 
@@ -93,15 +96,10 @@ def load(start: Start, progress: ProgressCallback) -> Loaded:
         draft = None
         if start.draft is not None:
             draft = opened.enter_context(open_checkpoint(Path(start.draft)))
-        tower = None
-        if model.tower is not None:  # before the model, whose cache takes what is left
-            tower = choice.backend.load(
-                model.tower,
-                tower_options(start.options, model.tower.config),
-                lambda stage, share: progress(f"tower: {stage}", share),
-            )
+        tower, left_out = _load_tower(choice.backend, model, start, progress)
+        if tower is not None:
             loading.callback(tower.close)
-        options, notes = start.options, []
+        options, notes = start.options, [*left_out]
         if start.drafts_without_predictor is not None:
             alone = opened.enter_context(opening())
             without = start.drafts_without_predictor
@@ -137,6 +135,31 @@ def _has_room(
         return backend.estimate(each, asked, None)
 
     return predictor_has_room(alone, model, options, drafts, estimate)
+
+
+def _load_tower(
+    backend: Backend, model: Checkpoint, start: Start, progress: ProgressCallback
+) -> tuple[Runner | None, tuple[str, ...]]:
+    """Loads the tower before its model, whose cache takes what is left of the memory.
+
+    Returns:
+        None if there is none, or none that the backend has kernels for, unless it was asked for:
+        text is served all the same. Then notes say why.
+    """
+    if model.tower is None:
+        return None, ()
+    try:
+        runner = backend.load(
+            model.tower,
+            tower_options(start.options, model.tower.config),
+            lambda stage, share: progress(f"tower: {stage}", share),
+        )
+    except (UnsupportedArchitecture, UnsupportedTensor) as error:
+        if start.mmproj is not None:
+            raise
+        logger.warning("%s takes no images: %s", start.model, error.message)
+        return None, (f"tower        left out, images are refused: {error.message}",)
+    return runner, ()
 
 
 def tower_options(options: LoadOptions, tower: ModelConfig) -> LoadOptions:

@@ -190,6 +190,10 @@ class _Opened:
         if found is None or not has_tower(self._files):
             return None, None
         vision, config = found
+        if not 0 <= vision.placeholder < model.vocab_size:
+            raise folder.bad(
+                f"the id {vision.placeholder} of the token of images is in no vocabulary"
+            )
         tower = open_tower(config, folder, self._files, lambda: identify_folder(folder.path))
         return vision, tower
 

@@ -121,6 +121,7 @@ _MISTRAL: Final = DecoderType(
     },
     has_windows=True,
 )
+_LLAMA: Final = DecoderType(architecture="llama", defaults={"num_attention_heads": 32})
 _OLMO: Final = {"max_position_embeddings": 2048, "rms_norm_eps": 1e-5}
 
 _LIQUID: Final = {
@@ -199,7 +200,7 @@ _NEMOTRON_WORDS: Final = {
 DECODERS: Final[Mapping[str, DecoderType]] = MappingProxyType(
     {
         # With images: the row of their text part is taken.
-        **dict.fromkeys(("llama", "idefics3", "smolvlm"), DecoderType(architecture="llama")),
+        **dict.fromkeys(("llama", "idefics3", "smolvlm"), _LLAMA),
         "mistral": _MISTRAL,
         "mistral3": _MISTRAL,  # with images: the row of its text part is taken
         "ministral3": DecoderType(

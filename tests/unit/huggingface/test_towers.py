@@ -99,6 +99,11 @@ def test_three_patches_of_a_side_are_not_divided_by_two(tmp_path: Path) -> None:
         open_checkpoint(write(tmp_path, {"image_size": 24}, max_image_size={"longest_edge": 24}))
 
 
+def test_the_token_of_images_is_in_the_vocabulary(tmp_path: Path) -> None:
+    with pytest.raises(BadFolder, match="the id 97 of the token of images"):
+        open_checkpoint(write_tower_folder(SMOLVLM, tmp_path / "m", image_token_id=97))
+
+
 def test_a_tower_lacks_no_weight(tmp_path: Path) -> None:
     path, missing = write(tmp_path), "model.vision_model.post_layernorm.bias"
     weights = hf_weights(SMOLVLM)
