@@ -261,7 +261,8 @@ __device__ __forceinline__ void attend(const PrefillInput& in,
                                        const Cache<const Stored, const float>& cache,
                                        const PrefillSplits& splits, float* out_f32, half* out_f16) {
 #if RF_WARPGROUPS
-  constexpr bool kSquare = kKeyDim == kValueDim && (kKeyDim == 64 || kKeyDim == 128);
+  constexpr bool kSquare =
+      kKeyDim == kValueDim && (kKeyDim == 64 || kKeyDim == 128 || kKeyDim == 256);
   if constexpr (kSquare && !kValuesInKeys && sizeof(Stored) == 2) {
     using Attention = WarpgroupAttention<kKeyDim>;
     RF_LARGE_LDS(typename Attention::Lds, lds);

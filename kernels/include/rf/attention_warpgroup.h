@@ -2,9 +2,9 @@
 // 2024, without its own warps for copies).
 //
 // Four waves together take 64 query rows, so queries are the left operand here, and weights go from
-// one product to the next in registers. The scores of the next tile of keys and the product of this
-// tile's weights with its values are begun together; while the latter goes on, the waves compute
-// the weights of the next tile.
+// one product to the next in registers. So do queries, but those of large heads, which lie in LDS.
+// The scores of the next tile of keys and the product of this tile's weights with its values are
+// begun together; while the latter goes on, the waves compute the weights of the next tile.
 #pragma once
 
 #include "rf/online_softmax.h"
@@ -30,12 +30,18 @@ struct SwizzledTile {
   }
 };
 
-template <int kHeadDim, int kKeys = 128>
+template <int kHeadDim, int kKeys = kHeadDim <= 128 ? 128 : 64>
 class WarpgroupAttention {
+  static constexpr bool kQueriesInLds = kHeadDim > 128;
+  // The result's columns are as many as an instruction has, once or more often.
+  static constexpr int kColumns = kHeadDim < 128 ? kHeadDim : 128;
+  static constexpr int kParts = kHeadDim / kColumns;
+
  public:
   struct alignas(1024) Lds {
     half keys[2][kKeys * kHeadDim];
     half values[2][kKeys * kHeadDim];
+    half queries[kQueriesInLds ? kAttentionRows * kHeadDim : 0];
   };
 
   static __device__ __forceinline__ void run(const PrefillInput& in,
@@ -78,18 +84,31 @@ class WarpgroupAttention {
       begin = max(begin, split * splits.tokens);
       end = min(end, (split + 1) * splits.tokens);
     }
-    uint32_t queries[kHeadDim / kTile][4];
-    int position[2];
-    const half* from[2];
-    for (int r = 0; r < 2; ++r) {
-      position[r] = position_of(row_of(r));
-      from[r] = in.q + head_of(min(row_of(r), rows - 1)) * kHeadDim + lane_id() % 4 * 2;
-    }
+    const auto query = [&](int row) __attribute__((always_inline)) {
+      return in.q + head_of(min(row, rows - 1)) * kHeadDim;
+    };
+    const int position[2] = {position_of(row_of(0)), position_of(row_of(1))};
+    const SwizzledTile<kAttentionRows> query_tile{lds.queries};
+    const uint64_t own_queries =
+        warpgroup::behind(query_tile.descriptor(), (first_row - block_row) * 128);
+    uint32_t queries[kQueriesInLds ? 1 : kHeadDim / kTile][4];
+    if constexpr (kQueriesInLds) {
+      constexpr int kChunks = kHeadDim / 8;
+#pragma unroll 4
+      for (int i = threadIdx.x; i < kAttentionRows * kChunks; i += kPrefillThreads) {
+        const int row = i / kChunks, chunk = i % kChunks;
+        async_copy16(query_tile.chunk(row, chunk), query(block_row + row) + chunk * 8);
+      }
+    } else {
+      const half* const from[2] = {query(row_of(0)) + lane_id() % 4 * 2,
+                                   query(row_of(1)) + lane_id() % 4 * 2};
 #pragma unroll
-    for (int dim = 0; dim < kHeadDim / kTile; ++dim) {
+      for (int dim = 0; dim < kHeadDim / kTile; ++dim) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        queries[dim][i] = *reinterpret_cast<const uint32_t*>(from[i % 2] + dim * kTile + i / 2 * 8);
+        for (int i = 0; i < 4; ++i) {
+          queries[dim][i] =
+              *reinterpret_cast<const uint32_t*>(from[i % 2] + dim * kTile + i / 2 * 8);
+        }
       }
     }
 
@@ -106,7 +125,7 @@ class WarpgroupAttention {
     };
     const float factor = in.rule.scale * kLog2E;
 
-    Mma::Acc output[kHeadDim / kTile] = {};
+    Mma::Acc output[kParts][kColumns / kTile] = {};
     Mma::Acc scores[kKeys / kTile] = {};
     uint32_t weights[kKeys / kTile][4];
     float highest[2] = {kLowestScore, kLowestScore}, total[2] = {};
@@ -169,19 +188,32 @@ class WarpgroupAttention {
       }
     };
     const auto begin_scores = [&](uint64_t tile) __attribute__((always_inline)) {
-      warpgroup::multiply<false>(scores, queries[0], tile);
 #pragma unroll
-      for (int dim = 1; dim < kHeadDim / kTile; ++dim) {
-        const int bytes = dim / 4 * SwizzledTile<kKeys>::kColumnBytes + dim % 4 * 32;
-        warpgroup::multiply(scores, queries[dim], warpgroup::behind(tile, bytes));
+      for (int dim = 0; dim < kHeadDim / kTile; ++dim) {
+        const auto at = [&](uint64_t whole, int column_bytes) __attribute__((always_inline)) {
+          return warpgroup::behind(whole, dim / 4 * column_bytes + dim % 4 * 32);
+        };
+        const uint64_t keys_at = at(tile, SwizzledTile<kKeys>::kColumnBytes);
+        if constexpr (kQueriesInLds) {
+          const uint64_t from = at(own_queries, SwizzledTile<kAttentionRows>::kColumnBytes);
+          dim == 0 ? warpgroup::multiply<false>(scores, from, keys_at)
+                   : warpgroup::multiply(scores, from, keys_at);
+        } else {
+          dim == 0 ? warpgroup::multiply<false>(scores, queries[dim], keys_at)
+                   : warpgroup::multiply(scores, queries[dim], keys_at);
+        }
       }
       warpgroup::commit();
     };
     const auto begin_output = [&](uint64_t tile) __attribute__((always_inline)) {
 #pragma unroll
       for (int key = 0; key < kKeys / kTile; ++key) {
-        warpgroup::multiply<true, true>(output, weights[key],
-                                        warpgroup::behind(tile, key * kTile * 128));
+#pragma unroll
+        for (int part = 0; part < kParts; ++part) {
+          const int bytes = part * kColumns / 64 * SwizzledTile<kKeys>::kColumnBytes;
+          warpgroup::multiply<true, true>(output[part], weights[key],
+                                          warpgroup::behind(tile, bytes + key * kTile * 128));
+        }
       }
       warpgroup::commit();
     };
@@ -222,12 +254,11 @@ class WarpgroupAttention {
       warpgroup::receive(scores);
       weigh(next);
       warpgroup::wait<0>();
-      warpgroup::receive(output);
+      receive(output);
       if (ballot(raised[0] < 1.0f || raised[1] < 1.0f) != 0) {
 #pragma unroll
-        for (Mma::Acc& tile : output) {
-#pragma unroll
-          for (int i = 0; i < 8; ++i) tile.value[i] *= raised[i / 2 % 2];
+        for (int i = 0; i < kHeadDim / 2; ++i) {
+          output[i / (kColumns / 2)][i / 8 % (kColumns / kTile)].value[i % 8] *= raised[i / 2 % 2];
         }
       }
       pack();
@@ -238,7 +269,7 @@ class WarpgroupAttention {
       begin_output(v_tile(buffer).descriptor());
       warpgroup::wait<0>();
     }
-    warpgroup::receive(output);
+    receive(output);
 
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -258,7 +289,8 @@ class WarpgroupAttention {
       const int64_t start = result * kHeadDim + lane_id() % 4 * 2;
 #pragma unroll
       for (int i = 0; i < kHeadDim / 8; ++i) {
-        const float* pair = output[i / 2].value + i % 2 * 4 + 2 * r;
+        const float* pair =
+            output[i * 8 / kColumns][i / 2 % (kColumns / kTile)].value + i % 2 * 4 + 2 * r;
         const Vec<float, 2> two{pair[0] * inverse, pair[1] * inverse};
         float* const f32 = count > 1 ? splits.partial : out_f32;
         if (f32) *reinterpret_cast<Vec<float, 2>*>(f32 + start + 8 * i) = two;
@@ -271,6 +303,11 @@ class WarpgroupAttention {
   }
 
  private:
+  static __device__ __forceinline__ void receive(Mma::Acc (&output)[kParts][kColumns / kTile]) {
+#pragma unroll
+    for (auto& part : output) warpgroup::receive(part);
+  }
+
   template <class Cache>
   static __device__ __forceinline__ void copy(const Cache& cache, int first_token,
                                               SwizzledTile<kKeys> tile) {

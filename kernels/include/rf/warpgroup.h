@@ -83,6 +83,17 @@ __device__ __forceinline__ void multiply(Mma::Acc (&sums)[kTiles], const uint32_
   }
 }
 
+// The same with A in LDS, in rows as those that `descriptor` describes.
+template <bool kAdd = true, int kTiles>
+__device__ __forceinline__ void multiply(Mma::Acc (&sums)[kTiles], uint64_t a, uint64_t b) {
+  static_assert(kTiles == 4);
+  asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {" RF_REGISTERS_32
+               "}, %32, %33, %34, 1, 1, 0, 0;"
+               : RF_EIGHT(0), RF_EIGHT(1), RF_EIGHT(2), RF_EIGHT(3)
+               : "l"(a), "l"(b), "n"(kAdd ? 1 : 0)
+               : "memory");
+}
+
 // After wait(): nothing that reads the sums goes before this.
 template <int kTiles>
 __device__ __forceinline__ void receive(Mma::Acc (&sums)[kTiles]) {

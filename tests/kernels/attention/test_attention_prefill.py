@@ -114,6 +114,11 @@ def test_many_tiles_of_keys(device: Device, head_dim: int) -> None:
     assert_right(device, AttentionCase(((150, 5),), head_dim=head_dim, group=1))
 
 
+def test_several_blocks_of_rows_of_large_heads(device: Device) -> None:
+    """All waves of a block have rows, and those of the last block some or none."""
+    assert_right(device, AttentionCase(((210, 150),), head_dim=256, group=1))
+
+
 @pytest.mark.parametrize(
     ("kv_heads", "group"), [(2, 1), (2, 3), (1, 7), (1, 16)], ids=lambda count: str(count)
 )
