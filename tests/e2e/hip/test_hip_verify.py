@@ -139,6 +139,7 @@ PLANTED = (
     ("route", "rf_add_rms_norm_route"),
     ("route", "rf_add_rms_norm_logits"),
     ("route", "rf_route_logits"),
+    ("gemm route", "rf_route_gemm"),
     ("route", "rf_route_choose"),
     ("experts", "rf_experts_down_*"),
     ("grouped experts", "rf_mix_experts"),

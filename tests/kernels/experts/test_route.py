@@ -1,4 +1,4 @@
-"""rf_route_logits and rf_route_choose: the experts of each token and their weights."""
+"""rf_route_{logits,gemm,choose}: the experts of each token and their weights."""
 
 from __future__ import annotations
 
@@ -85,6 +85,33 @@ def test_logits_are_those_of_float32(
     assert error.max() < 1e-6
     # Nor do they depend on how many tokens are routed together.
     np.testing.assert_array_equal(logits_of(device, x[:1], router), logits[:1])
+
+
+@pytest.mark.parametrize(
+    ("tokens", "experts", "features"),
+    [(3, 5, 32), (70, 67, 64), (64, 64, 288)],
+    ids=["part_of_a_block", "ragged_tiles", "several_rounds"],
+)
+def test_logits_of_many_tokens_are_those_of_float32(
+    device: Device, tokens: int, experts: int, features: int
+) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((tokens, features)).astype(np.float32)
+    router = rng.standard_normal((experts, features)).astype(np.float32)
+    # Too small for halves.
+    x[0], router[0] = x[0] * np.float32(1e-3), router[0] * np.float32(1e-2)
+    out = device.empty((tokens, experts), np.float32, "logits")
+    device.launch(
+        "rf_route_gemm",
+        *(device.upload(x, "x"), device.upload(router, "router"), out),
+        *(tokens, experts, features),
+        grid=(-(-experts // 64), -(-tokens // 64)),
+        block=256,
+    )
+    magnitude = np.abs(x).astype(np.float64) @ np.abs(router).T.astype(np.float64)
+    small = 2.0**-25 * (np.abs(x).sum(1)[:, None] + np.abs(router).sum(1))
+    error = np.abs(out.get() - x.astype(np.float64) @ router.T.astype(np.float64))
+    assert (error < 1e-6 * magnitude + small).all()
 
 
 @pytest.mark.parametrize("router", RouterFunction)

@@ -11,6 +11,12 @@ def rf_route_logits(
     """Multiplies tokens with a router, in float32."""
 
 
+def rf_route_gemm(
+    *, x: Pointer, router: Pointer, logits: Pointer, tokens: I32, experts: I32, features: I32
+) -> None:
+    """Multiplies many tokens with a router, as exactly as in float32."""
+
+
 def rf_route_choose(
     *,
     logits: Pointer,

@@ -43,6 +43,7 @@ _MIN_PART_TOKENS: Final = 1024
 _MATRIX_ROWS: Final = 5  # below, GEMV was not measured to be slower
 _MATRIX_THREADS_PER_CU: Final = 512
 _WIDE_BLOCKS_PER_CU: Final = 4
+_ROUTE_LOGITS_PER_CU: Final = 960
 MATRIX_QUANT_BLOCKS: Final = 8
 """The least quant blocks in a row that int8 matrix instructions multiply."""
 
@@ -71,13 +72,15 @@ class Geometry:
     `matrix_rows` is the least number of int8 rows, slices included, that matrix instructions
     multiply rather than GEMV; 0 stands for none. `least_prefill_split` is that of tokens;
     `least_wide_blocks` that of blocks of ROW_ALIGN stored rows, of which int8 matrix instructions
-    take more at once; 0 stands for what was measured to be worth it.
+    take more at once; `least_route_logits` that of a router's logits that GEMM makes; 0 stands for
+    what was measured to be worth it.
     """
 
     compute_units: int
     matrix_rows: int = 0
     least_prefill_split: int = 0
     least_wide_blocks: int = 0
+    least_route_logits: int = 0
 
     def attention(
         self,
@@ -152,6 +155,10 @@ class Geometry:
         """Returns whether blocks of ROW_ALIGN stored rows of int8 products fill the device."""
         least = self.least_wide_blocks or _WIDE_BLOCKS_PER_CU * self.compute_units
         return stored_rows // ROW_ALIGN >= least
+
+    def routes_by_gemm(self, logits: int) -> bool:
+        """Returns whether so many logits of a router, of all tokens together, fill a GEMM."""
+        return logits >= (self.least_route_logits or _ROUTE_LOGITS_PER_CU * self.compute_units)
 
     def sampling_parts(self, rows: int, vocab: int) -> int:
         """Returns how many blocks share a row of logits."""

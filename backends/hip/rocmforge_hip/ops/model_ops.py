@@ -84,7 +84,8 @@ class HipOps:
         self._route = self._pairs = self._groups = None
         if arena.experts is not None:
             self._route = RouteKernels(
-                library, arena, config.norm_eps, resources.rank, resources.hosted_routers
+                *(library, geometry, arena, config.norm_eps),
+                *(resources.rank, resources.hosted_routers),
             )
             of_experts = library, arena, self.products, resources.expert_formats
             self._pairs, self._groups = PairKernels(*of_experts), GroupKernels(*of_experts)

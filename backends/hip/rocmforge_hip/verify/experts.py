@@ -63,6 +63,8 @@ def groups() -> Iterator[Group]:
             for tokens in (1, 9, 17)
         ]
         yield Group(recipe, tuple(cases))
+    recipe = replace(_SHAPE, experts=replace(wide, intermediate_size=32), least_route_logits=1)
+    yield Group(recipe, (Case("gemm route", "70 tokens", _WEIGHTS, partial(_route, 70)),))
     rule = replace(_RULE, shared_intermediate_size=_RULE.intermediate_size)
     recipe = replace(_SHAPE, architecture="qwen2moe", experts=rule)
     yield Group(

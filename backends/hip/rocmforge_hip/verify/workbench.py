@@ -81,6 +81,7 @@ class Recipe:
     sinks: bool = False
     least_prefill_split: int = 0  # see `Geometry`
     least_wide_blocks: int = 0
+    least_route_logits: int = 0
     experts: ExpertsConfig | None = None  # in place of a dense network
     device_experts: float = 1.0  # share of them; the others are on the host
     latent: LatentConfig | None = None  # with head_dim and value_dim of the cache's rows
@@ -105,6 +106,7 @@ class Workbench:
             geometry_of(found.properties),
             least_prefill_split=recipe.least_prefill_split,
             least_wide_blocks=recipe.least_wide_blocks,
+            least_route_logits=recipe.least_route_logits,
         )
         free, total = found.info.memory_free, found.info.memory_total
         planned = join_shared(plan_weights(self.weights))

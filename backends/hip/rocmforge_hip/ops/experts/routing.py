@@ -13,7 +13,7 @@ from rocmforge_hip.device.library import KernelLibrary
 from rocmforge_hip.device.memory import DeviceArray
 from rocmforge_hip.kernels import experts as kernels
 from rocmforge_hip.ops.activations import NORMED_TOKENS, Activation, ActivationArrays
-from rocmforge_hip.ops.geometry import whole_waves
+from rocmforge_hip.ops.geometry import Geometry, whole_waves
 from rocmforge_hip.ops.operands import empty, f32_of, i32_of, optional_vector, part_of, vector_of
 from rocmforge_hip.ops.rows import norm_threads
 from rocmforge_hip.weights.formats import Weight, ceil_div
@@ -30,6 +30,8 @@ _FEW_TOKENS: Final = 2
 """So many have a block for each logit."""
 _TILE: Final = 4
 """Tokens, and experts, of a block where there are more."""
+_GEMM_TILE: Final = 64
+"""The same of GEMM."""
 _THREADS: Final = 256
 
 
@@ -38,6 +40,7 @@ class RouteKernels:
 
     Args:
         library: Where the kernels are.
+        geometry: For the device.
         arena: The arrays of the activations; there are some of experts.
         eps: Of the norm before a router.
         rank: Of this device among those that share the experts, as many each, in their order.
@@ -48,11 +51,13 @@ class RouteKernels:
     def __init__(
         self,
         library: KernelLibrary,
+        geometry: Geometry,
         arena: ActivationArrays[DeviceArray],
         eps: float,
         rank: int,
         hosted: Sequence[Weight] = (),
     ) -> None:
+        self._geometry = geometry
         self._rank = rank
         self._hosted = {router: number for number, router in enumerate(hosted)}
         assert arena.experts is not None
@@ -61,6 +66,7 @@ class RouteKernels:
         self._residual = arena.residual
         self._eps = eps
         self._logits = library.kernel("rf_route_logits", kernels.rf_route_logits)
+        self._gemm = library.kernel("rf_route_gemm", kernels.rf_route_gemm)
         self._choose = library.kernel("rf_route_choose", kernels.rf_route_choose)
         self._norm_logits = library.kernel("rf_add_rms_norm_logits", kernels.rf_add_rms_norm_logits)
         self._norm_route = library.kernel("rf_add_rms_norm_route", kernels.rf_add_rms_norm_route)
@@ -123,8 +129,10 @@ class RouteKernels:
         """Returns the experts of each token, in int32, and their weights."""
         rows, num_logits = x.rows, _num_logits(experts, rule)
         logits = self._arrays.logits.first(rows, num_logits)
-        self._logits.launch(
-            (ceil_div(num_logits, _TILE), ceil_div(rows, _TILE), 1),
+        many = self._geometry.routes_by_gemm(rows * num_logits)
+        kernel, tile = (self._gemm, _GEMM_TILE) if many else (self._logits, _TILE)
+        kernel.launch(
+            (ceil_div(num_logits, tile), ceil_div(rows, tile), 1),
             _THREADS,
             x=f32_of(x),
             router=vector_of(experts.router, num_logits * x.features),
