@@ -106,6 +106,7 @@ class DirectGemm {
   static constexpr int kGroupChunks = Matrix::kStepChunks;  // that a wave multiplies at once
   static constexpr int kGroupQuantBlocks = kGroupChunks * kQuantBlocks;
   static constexpr int kTileQuantBlocks = kGroupQuantBlocks < 4 ? 4 : kGroupQuantBlocks;
+  static constexpr int kGroups = kTileQuantBlocks / kGroupQuantBlocks;
   using Activations = DirectActivations<kTileRows, kTileQuantBlocks, kQuantBlocks, Block::kThreads>;
 
  public:
@@ -119,30 +120,37 @@ class DirectGemm {
     const int begin = blockIdx.z * arguments.split_quant_blocks;
     const int end = min(begin + arguments.split_quant_blocks, arguments.quant_blocks);
 
+    // Each block begins at a place of K of its own, and goes around: otherwise all of them would
+    // ask for the same rows of x at once, which lie in few banks of the L2 cache.
+    const int steps = (end - begin + kTileQuantBlocks - 1) / kTileQuantBlocks;
+    int step = static_cast<int>(static_cast<int64_t>(blockIdx.y) * steps / gridDim.y);
+    const auto place = [&] { return begin + step * kTileQuantBlocks; };
+
     Weights weights(arguments, first_column + Block::wave_column());
     Activations x(arguments);
-    x.start(begin, end, lds.x[0]);
-    weights.load(begin / kQuantBlocks);
+    x.start(place(), end, lds.x[0]);
+    weights.load(place() / kQuantBlocks);
     x.finish(lds.x[0]);
     lds_barrier();
 
     typename Block::Accumulators sums{};
     int buffer = 0;
-    for (int quant_block = begin; quant_block < end; quant_block += kTileQuantBlocks) {
-      const int next = quant_block + kTileQuantBlocks;
-      if (next < end) x.start(next, end, lds.x[1 - buffer]);
+    for (int left = steps - 1; left >= 0; --left) {
+      const int first_chunk = place() / kQuantBlocks;
+      step = step + 1 == steps ? 0 : step + 1;
+      if (left > 0) x.start(place(), end, lds.x[1 - buffer]);
 #pragma unroll
-      for (int group = 0; group < kTileQuantBlocks / kGroupQuantBlocks; ++group) {
+      for (int group = 0; group < kGroups; ++group) {
         // The next weights travel while these are used. They are asked for after x: AMD's loads
         // complete in order, so that waiting for x would be waiting for the weights too.
-        const int chunk = quant_block / kQuantBlocks + group * kGroupChunks;
+        const int chunk = first_chunk + group * kGroupChunks;
         const typename Weights::Held held = weights.held();
         issue_loads();
-        weights.load(chunk + kGroupChunks);
+        weights.load(group + 1 < kGroups ? chunk + kGroupChunks : place() / kQuantBlocks);
         issue_loads();
         multiply(sums, held, chunk, group, lds.x[buffer]);
       }
-      if (next < end) x.finish(lds.x[1 - buffer]);
+      if (left > 0) x.finish(lds.x[1 - buffer]);
       lds_barrier();
       buffer = 1 - buffer;
     }

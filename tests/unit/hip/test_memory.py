@@ -247,6 +247,26 @@ def test_blocks_of_many_rows_take_one_round(rows: int, splits: int) -> None:
     assert (shape.tile_rows, shape.splits) == (128, splits)
 
 
+@pytest.mark.parametrize(
+    ("stored_rows", "quant_blocks", "splits"), [(34816, 160, 1), (12416, 64, 2), (5120, 544, 6)]
+)
+def test_blocks_of_few_rows_take_one_round(
+    stored_rows: int, quant_blocks: int, splits: int
+) -> None:
+    shape = Geometry(132).gemm(32, stored_rows, quant_blocks)
+    assert (shape.tile_rows, shape.splits) == (32, splits)
+
+
+def test_blocks_of_few_rows_that_are_short_may_come_late() -> None:
+    assert Geometry(132).gemm(16, 6144, 128).splits == 6  # the last with 8 quant blocks of 24
+
+
+def test_many_logits_of_a_router_fill_a_gemm() -> None:
+    geometry = Geometry(132)
+    assert [geometry.routes_by_gemm(257 * tokens) for tokens in (256, 512)] == [False, True]
+    assert Geometry(132, least_route_logits=1).routes_by_gemm(1)
+
+
 @pytest.mark.parametrize(("stored_rows", "is_wide"), [(28672, True), (6144, False)])
 def test_int8_products_are_wide_where_that_leaves_blocks_for_all(
     stored_rows: int, is_wide: bool

@@ -225,10 +225,24 @@ def _gemm(compute_units: int, rows: int, stored_rows: int, quant_blocks: int) ->
     tile = next((tile for tile in GEMM_ROWS if rows <= tile), GEMM_ROWS[-1])
     blocks = ceil_div(rows, tile) * ceil_div(stored_rows, GEMM_COLUMNS)
     wanted = _GEMM_BLOCKS_PER_CU[tile] * compute_units / blocks
-    # A few blocks too many take as long as a whole round of them. Small tiles bear that better.
-    splits = max(1, int(wanted) if tile == GEMM_ROWS[-1] else round(wanted))
-    split_quant_blocks = round_up(ceil_div(quant_blocks, splits), _SPLIT_QUANT_BLOCKS)
+    # A few blocks too many take as long as a whole round of them, unless they are short. Tiles of
+    # 64 bear that better.
+    splits, more = max(1, int(wanted)), max(1, round(wanted))
+    if tile == 64 or (tile == 32 and _ends_short(quant_blocks, more)):
+        splits = more
+    split_quant_blocks = _split_quant_blocks(quant_blocks, splits)
     return GemmShape(tile, ceil_div(quant_blocks, split_quant_blocks), split_quant_blocks)
+
+
+def _split_quant_blocks(quant_blocks: int, splits: int) -> int:
+    return round_up(ceil_div(quant_blocks, splits), _SPLIT_QUANT_BLOCKS)
+
+
+def _ends_short(quant_blocks: int, splits: int) -> bool:
+    """Returns whether a unit does two of the last splits of K while others do one of the rest."""
+    size = _split_quant_blocks(quant_blocks, splits)
+    last = quant_blocks - (ceil_div(quant_blocks, size) - 1) * size
+    return 2 * last <= size
 
 
 def _several_rounds(at_once: int) -> int:
