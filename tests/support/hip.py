@@ -40,7 +40,7 @@ _SEEDS: Final = {"olmoe": 130, "hunyuan-moe": 146, "qwen3moe": 132}
 _EXPERT_KEYS: Final = ("expert_feed_forward_length", "expert_shared_feed_forward_length")
 # Halves for queries, keys and values, and for activations of prefills.
 FLOAT_MODELS: Final = tuple(
-    model.name for model in (*DENSE_MODELS, *SCALED_MODELS, GEMMA4_MODELS[0])
+    model.name for model in (*DENSE_MODELS, *SCALED_MODELS, *GEMMA4_MODELS[:2])
 )
 
 
@@ -106,7 +106,12 @@ def fitting(model: TinyModel) -> TinyModel:
 
 def _fitting_gemma4(model: TinyModel) -> TinyModel:
     sizes = {"hidden_size": 64, "intermediate_size": 96, "head_dim": HEAD_DIM}
-    return sized_gemma4(model, **sizes, global_head_dim=512)
+    full = 512
+    if model.config["hidden_size_per_layer_input"]:
+        sizes["hidden_size_per_layer_input"], full = 32, 128
+    if "moe_intermediate_size" in model.config:
+        sizes["moe_intermediate_size"] = 64
+    return sized_gemma4(model, **sizes, global_head_dim=full)
 
 
 def _fitting_latent(model: TinyModel) -> TinyModel:
@@ -141,6 +146,8 @@ def quantized(model: TinyModel, type_name: str) -> TinyModel:
     sizes = {"hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 4}
     fitted = fitting(model)
     if model.architecture == "gemma4":
+        if model.config["hidden_size_per_layer_input"]:
+            sizes["hidden_size_per_layer_input"] = 256
         return replace(sized_gemma4(fitted, **sizes), name=f"{model.name}-{type_name}")
     return replace(fitted, name=f"{model.name}-{type_name}", config=fitted.config | sizes)
 

@@ -104,6 +104,8 @@ class HipBackend:
             kv_dtype=cache_type(needs),
             context=needs.limits.context,
             hosted=hosted,
+            host_table=needs.table_bytes,
+            host_free=host_free,
         )
 
     def runtimes(self) -> tuple[RuntimeLibrary, ...]:

@@ -147,6 +147,8 @@ class MemoryEstimate:
     kv_dtype: str
     context: int  # tokens of one sequence
     hosted: HostedEstimate | None = None  # None: all experts are on the device, if there are any
+    host_table: int = 0  # of the host's memory, for a table of embeddings
+    host_free: int | None = None  # bytes that the host can give; None: it is not the one at hand
 
     @property
     def kv_sequence(self) -> int:
@@ -155,8 +157,9 @@ class MemoryEstimate:
 
     @property
     def host_missing(self) -> int:
-        """Bytes that the host lacks for experts that the device does not hold."""
-        return 0 if self.hosted is None else self.hosted.host_missing
+        """Bytes that the host lacks for weights that the device does not hold."""
+        experts = 0 if self.hosted is None else self.hosted.host
+        return 0 if self.host_free is None else max(experts + self.host_table - self.host_free, 0)
 
     @property
     def left_for_kv(self) -> int:

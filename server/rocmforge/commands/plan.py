@@ -203,6 +203,9 @@ def _print(console: Console, plan: PlanReport, settings: Settings) -> None:
     ]
     if estimate.hosted is not None:
         rows.insert(4, ("experts", str(estimate.hosted)))
+    if estimate.host_table:
+        table = f"{size_text(estimate.host_table)} of the host: of each layer, read by rows"
+        rows.insert(4, ("embeddings", table))
     tiers = tier_options(settings)
     if tiers.wanted and estimate.kv_block:
         blocks, kept = tiers.divide(estimate.kv_block, estimate.slot_bytes)
@@ -239,7 +242,8 @@ def _context(plan: PlanReport, settings: Settings) -> str:
 
 def _shortfall(plan: PlanReport) -> str:
     if plan.estimate.host_missing:
-        return f"no: the host lacks {size_text(plan.estimate.host_missing)} for the experts"
+        what = "embeddings" if plan.estimate.hosted is None else "experts"
+        return f"no: the host lacks {size_text(plan.estimate.host_missing)} for the {what}"
     missing = size_text(plan.kv_bytes - plan.estimate.left_for_kv)
     if not plan.most_sequences:
         return f"no: {missing} are missing, and not even one sequence fits"

@@ -145,7 +145,10 @@ def sized_gemma4(model: TinyModel, **sizes: int) -> TinyModel:
     """The same model, or its first layers, in other sizes, given as in its configuration."""
     config, keys = model.config | sizes, dict(model.keys)
     layers = config["num_hidden_layers"]
+    gone = len(config["layer_types"]) - layers
     config["layer_types"] = config["layer_types"][:layers]
+    shared = max(0, config.get("num_kv_shared_layers", 0) - gone)
+    config["num_kv_shared_layers"] = keys["attention.shared_kv_layers"] = shared
     keys |= {key: value[:layers] for key, value in keys.items() if isinstance(value, np.ndarray)}
     full, dim, inner = config["global_head_dim"], config["head_dim"], config["intermediate_size"]
     for name in ("attention.key_length", "attention.value_length", "rope.dimension_count"):

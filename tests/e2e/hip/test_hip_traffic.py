@@ -101,6 +101,20 @@ def test_layers_with_a_window_read_no_more_than_it(gemma3: Costs) -> None:
     assert second - first == gemma3.token_bytes
 
 
+def test_layers_read_what_others_have_stored_and_rows_of_the_hosts_table(
+    host: HostPlatform | None, tmp_path: Path
+) -> None:
+    costs = Costs("gemma4-e", tmp_path)
+    with closing(costs.runner):
+        costs.run(Chunk(tokens=PROMPT, blocks=[1, 2]))
+        reads = [costs.run(decode(at)).bytes_read for at in (20, 21)]
+        assert reads[1] - reads[0] == 2 * 2 * costs.token_bytes, (
+            "heads of 128, in two of six layers"
+        )
+        # Without the table, which is larger than a fifth of all.
+        assert reads[0] < costs.runner.info.weights_bytes + 40 * 6 * costs.token_bytes
+
+
 def test_a_graph_is_one_launch_behind_that_of_the_tokens_and_a_prompt_is_many(llama: Costs) -> None:
     prompt = llama.run(Chunk(tokens=PROMPT, blocks=[1, 2])).launches
     llama.run(decode(20))  # records the graph

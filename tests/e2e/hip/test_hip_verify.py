@@ -162,6 +162,7 @@ PLANTED = (
     ("gelu", "rf_gelu_half"),
     ("image rows", "rf_gemm_*"),
     ("sigmoid_gate", "rf_sigmoid_gate"),
+    ("gate_per_layer", "rf_gate_per_layer"),
     ("store_hidden", "rf_store_hidden"),
     ("beside_hidden", "rf_beside_hidden"),
     ("squared_relu", "rf_squared_relu"),

@@ -231,6 +231,31 @@ def test_experts_that_the_host_has_no_room_for_do_not_fit(
     assert "no: the host lacks 3.0 MiB for the experts" in shown
 
 
+def test_a_table_of_embeddings_is_of_the_hosts_memory(
+    tmp_path: Path,
+    card: DeviceProperties,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    path = write_model(fitting(by_name("gemma4-e")), tmp_path)
+    with open_checkpoint(path) as checkpoint:
+        table = checkpoint.weights["embedding.per_layer"]
+        others = sum(each.nbytes for each in checkpoint.weights.values()) - table.nbytes
+    flags = ["inspect", str(path), "--plan", "--max-sequences", "1"]
+    estimate = plan(capsys, path, "--max-sequences", "1")["estimate"]
+    padding = 31  # rows of tables of 97, which have 128
+    assert estimate["host_table"] == table.nbytes // 97 * 128
+    assert estimate["weights"] == others + padding * 64 * 4
+    monkeypatch.setattr("rocmforge_hip.backend.host_memory", lambda: (GIB, 96 * 1024))
+    assert main(flags) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "embeddings 96.0 KiB of the host: of each layer, read by rows" in shown
+    monkeypatch.setattr("rocmforge_hip.backend.host_memory", lambda: (GIB, 95 * 1024))
+    assert main(flags) == 1
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "no: the host lacks 1.0 KiB for the embeddings" in shown
+
+
 def test_what_does_not_fit_is_said_and_is_status_1(
     model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -62,7 +62,6 @@ def test_heads_that_no_kernel_fits_are_refused(
 @pytest.mark.parametrize(
     ("name", "problem"),
     [
-        ("gemma4-e", "another embedding of tokens for each layer"),
         ("gemma4-moe", "networks beside experts"),
     ],
 )

@@ -50,6 +50,19 @@ def rf_rms_norm_columns(
     """Norms columns of rows of float32, in place."""
 
 
+def rf_gate_per_layer(
+    *,
+    gate: Pointer,
+    rows: Pointer,
+    projected: Pointer,
+    out: Forms,
+    stride: I64,
+    features: I32,
+    scale: F32,
+) -> None:
+    """Multiplies GELU(gate) with scale * (rows + projected)."""
+
+
 def rf_softcap(*, x: Pointer, cap: F32, count: I64) -> None:
     """Makes x cap * tanh(x / cap), in place."""
 

@@ -27,7 +27,14 @@ from rocmforge_hip.device.platform import cache_dir
 from rocmforge_hip.device.records import total_bytes
 from rocmforge_hip.jit.compiler import NO_KERNELS, ProcessorKernels, prepare_processors
 from rocmforge_hip.load.expert_seats import check_host_memory, estimate_hosted, seat_experts
-from rocmforge_hip.load.memory_budget import MemoryNeeds, MemoryPlan, cache_type, make_plan, measure
+from rocmforge_hip.load.memory_budget import (
+    MemoryNeeds,
+    MemoryPlan,
+    cache_type,
+    check_table,
+    make_plan,
+    measure,
+)
 from rocmforge_hip.load.model import ModelLoading
 from rocmforge_hip.load.rank import Rank
 from rocmforge_hip.load.supported import check_adapters, check_sinks, check_sizes
@@ -81,6 +88,7 @@ def load_model(
         check_host_memory(hosted)
         logger.warning("%s", _hosted_note(found, hosted))
     plan = make_plan(config, weights, options, geometry, free, adapters)
+    check_table(plan, host_memory()[1])
     tables = None
     if config.rope is not None:
         tables = load_rope_tables(config, checkpoint.rope_factors, plan.limits.context)
@@ -324,7 +332,7 @@ def _describe(
         bus_ids=(found.properties.pci_id,),
         notes=(*str(plan).splitlines(), *([kernels.note] if config.causal else [])),
         hidden_size=config.output_size,
-        embedding_size=config.hidden_size if config.causal else 0,
+        embedding_size=config.hidden_size if config.causal and not config.per_layer_size else 0,
         masks_tokens=config.causal,
         causal=config.causal,
         graphs="none" if not config.causal else "unchecked" if replays else "off",

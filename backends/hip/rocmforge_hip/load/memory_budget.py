@@ -28,7 +28,7 @@ from rocmforge_hip.weights.adapters import (
 )
 from rocmforge_hip.weights.formats import ceil_div
 from rocmforge_hip.weights.placement import Planned, stored_bytes, weight_bytes
-from rocmforge_hip.weights.seats import host_bytes
+from rocmforge_hip.weights.seats import host_bytes, table_bytes
 
 _MAX_BIASES: Final = 4096
 """Biased tokens of a row."""
@@ -54,6 +54,7 @@ class MemoryNeeds:
     limits: StepLimits
     hidden_block: ArraySpec | None = None  # hidden states of a block, kept for a predictor
     host_bytes: int = 0  # of the host's memory, for experts that the device has no room for
+    table_bytes: int = 0  # of the host's memory, for a table of embeddings
     states: int = 0  # of all sequences that run at once, and of snapshots
     state_slots: int = 0  # so many
     snapshots: int = 0  # of those slots
@@ -117,6 +118,11 @@ class MemoryPlan(MemoryNeeds):
             (
                 f"weights      {mib(self.weights)}",
                 *([f"host         {mib(self.host_bytes)}: experts"] if self.host_bytes else []),
+                *(
+                    [f"host         {mib(self.table_bytes)}: embeddings"]
+                    if self.table_bytes
+                    else []
+                ),
                 *decode,
                 *([f"adapters     {mib(self.adapters)}"] if self.adapters else []),
                 f"activations  {mib(self.step_bytes)}",
@@ -151,6 +157,7 @@ def measure(
         allowed=int(memory_free * options.memory_utilization),
         weights=weight_bytes(weights),
         host_bytes=host_bytes(weights),
+        table_bytes=table_bytes(weights),
         adapters=adapter_bytes(stacks),
         activations=plan_activations(config, weights, limits, geometry, stacks),
         input_bytes=_largest_input(config, limits, options),
@@ -205,6 +212,20 @@ def make_plan(
         )
     values = {field.name: getattr(needs, field.name) for field in fields(needs)}
     return MemoryPlan(**values, num_blocks=num_blocks)
+
+
+def check_table(needs: MemoryNeeds, host_free: int) -> None:
+    """Refuses to pin a table of embeddings that the host has no memory for.
+
+    Raises:
+        OutOfMemory: There is too little.
+    """
+    if needs.table_bytes > host_free:
+        raise OutOfMemory(
+            f"The embeddings of the model's layers take {mib(needs.table_bytes)} of the host's "
+            f"memory, {mib(needs.table_bytes - host_free)} more than can be had. Free as much, or "
+            "take a smaller model or file."
+        )
 
 
 def needed_blocks(needs: MemoryNeeds, options: LoadOptions) -> int:

@@ -66,8 +66,6 @@ def check_adapters(config: ModelConfig, adapters: Sequence[Adapter]) -> None:
 
 def _problems(config: ModelConfig, heads: Sequence[HeadSize]) -> Iterator[tuple[str, str]]:
     """Yields the sizes that there are no kernels for, each with those that there are."""
-    if config.per_layer_size:
-        yield "another embedding of tokens for each layer", "layers of --backend reference"
     if any(layer.norms_values and layer.experts for layer in config.layers):
         yield "networks beside experts, with norms of their own", "layers of --backend reference"
     if not any(layer.num_heads for layer in config.layers):

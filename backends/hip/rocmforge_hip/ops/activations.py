@@ -171,6 +171,14 @@ class MambaArrays(Generic[X]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PerLayerArrays(Generic[X]):
+    """Every array of the tokens' other embedding, of all layers."""
+
+    rows: X  # float32 [T, per_layer_features], of a table
+    gated: Forms[X]  # [T, per_layer_size]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ActivationArrays(Generic[X]):
     """Every array that a step writes: T tokens, L rows of logits, V the vocabulary, P sums.
 
@@ -204,6 +212,9 @@ class ActivationArrays(Generic[X]):
     experts: ExpertArrays[X] | None = None
     latent: LatentArrays[X] | None = None
     beside_hidden: Forms[X] | None = None  # [T, 2 * hidden_size], what a predictor begins with
+    per_layer: Forms[X] | None = None  # [T, per_layer_features]
+    per_layer_gate: Forms[X] | None = None  # [T, per_layer_size]
+    other_embedding: PerLayerArrays[X] | None = None
     delta_rule: DeltaArrays[X] | None = None
     mamba: MambaArrays[X] | None = None
     # Of other models.
@@ -289,7 +300,7 @@ def _of_causal(
 ) -> ActivationArrays[ArraySpec]:
     """Matrices that are not quantised are multiplied with float32 for the rows that GEMV takes."""
     tokens, rows, vocab_size = limits.tokens, limits.rows, config.vocab_size
-    hidden_size = config.hidden_size
+    hidden_size, size = config.hidden_size, config.per_layer_size
     of_tokens = spec((tokens, hidden_size), "f4")
     of_logits = spec((rows, vocab_size), "f4")
     has_post_norms = weights.layers[0].attention_post_norm is not None
@@ -340,6 +351,13 @@ def _of_causal(
         experts=_of_experts(config, weights, tokens),
         latent=_of_latent(config, tokens),
         beside_hidden=_multiplied(tokens, config.predictor_inputs) if config.predicts else None,
+        per_layer=Forms(f32=spec((tokens, config.per_layer_features), "f4")) if size else None,
+        per_layer_gate=Forms(f32=spec((tokens, size), "f4")) if size else None,
+        other_embedding=PerLayerArrays(
+            rows=spec((tokens, config.per_layer_features), "f4"), gated=_multiplied(tokens, size)
+        )
+        if size
+        else None,
         delta_rule=_of_delta_rule(config, limits),
         mamba=_of_mamba(config, limits),
         sampling=SamplingArrays(

@@ -31,9 +31,16 @@ from rocmforge_hip.ops.geometry import Geometry, groups_experts
 from rocmforge_hip.ops.linear.mixed_gemv import UnmadeProduct
 from rocmforge_hip.ops.linear.products import GATES, LinearKernels
 from rocmforge_hip.ops.lora import DeviceAdapters, Lora
-from rocmforge_hip.ops.operands import empty, f16_of, f32_of, optional_vector, part_of, vector_of
+from rocmforge_hip.ops.operands import empty, f16_of, f32_of, optional_vector, part_of
 from rocmforge_hip.ops.recurrent.layers import RecurrentLayers
-from rocmforge_hip.ops.rows import HiddenRows, RmsNorms, RowKernels, norm_threads, norms_of
+from rocmforge_hip.ops.rows import (
+    HiddenRows,
+    PerLayerRows,
+    RmsNorms,
+    RowKernels,
+    norm_threads,
+    norms_of,
+)
 from rocmforge_hip.ops.step import DeviceStep
 from rocmforge_hip.weights.formats import Matrix, MatrixPart, Weight
 from rocmforge_hip.weights.products import Product
@@ -89,6 +96,9 @@ class HipOps:
             )
             of_experts = library, arena, self.products, resources.expert_formats
             self._pairs, self._groups = PairKernels(*of_experts), GroupKernels(*of_experts)
+        self._per_layer = None
+        if arena.other_embedding is not None:
+            self._per_layer = PerLayerRows(library, config, self._rows, arena.other_embedding)
         self._hidden = None
         if resources.hidden is not None:
             self._hidden = HiddenRows(library, config.norm_eps, resources.hidden)
@@ -126,7 +136,7 @@ class HipOps:
         """All that is kept of the tokens of a block, [blocks, ...] each."""
         found = [
             array
-            for cache in self.caches
+            for cache in dict.fromkeys(self.caches)  # layers may share one
             for array in (cache.keys, cache.values, cache.key_scale, cache.value_scale)
             if array is not None
         ]
@@ -150,7 +160,7 @@ class HipOps:
         scale: float,
     ) -> Activation:
         arena, rows, table = self._arena, step.shape.tokens, part_of(tokens).matrix
-        ids = step.inputs.token_ids if arena.tokens is None else arena.tokens
+        ids = self._token_ids(step)
         result = arena.residual or arena.normed
         out = result.float32(rows, table.in_features)
         self._rows.embed(table, ids, scale, out)
@@ -177,8 +187,6 @@ class HipOps:
         scale: Weight | None = None,
     ) -> tuple[Activation, Activation]:
         """Writes the sum to the place of the residual."""
-        if weight is None:
-            delta = self._made(delta)
         if residual.arrays is self._arena.normed:  # whose float32 is the sum
             out = empty(self._arena.normed, residual.rows, residual.features, half=True)
         else:
@@ -186,8 +194,7 @@ class HipOps:
         if isinstance(delta, UnmadeProduct):
             norms, features = self._norms, residual.features
             assert isinstance(norms, RmsNorms)
-            assert weight is not None
-            vector, threads = vector_of(weight, features), norm_threads(features)
+            vector, threads = optional_vector(weight, features), norm_threads(features)
             factor = optional_vector(scale, 1)
             self.products.make_and_norm(delta, residual, vector, norms.eps, threads, out, factor)
         else:
@@ -351,10 +358,28 @@ class HipOps:
     def per_layer_inputs(
         self, step: DeviceStep, x: Activation, embedding: Embedding[Weight]
     ) -> Activation:
-        raise AssertionError(_NO_GEMMA_4)
+        assert self._per_layer is not None
+        x = replace(x, arrays=self._arena.normed)  # nobody needs its forms yet
+        projected = self.products.multiply(x, part_of(embedding.per_layer_projection), None)
+        table, norm = part_of(embedding.per_layer).matrix, embedding.per_layer_norm
+        assert norm is not None
+        self._per_layer.prepare(table, self._token_ids(step), projected, norm)
+        return projected
 
     def gate_per_layer(self, gate: Activation, inputs: Activation, layer: int) -> Activation:
-        raise AssertionError(_NO_GEMMA_4)
+        assert self._per_layer is not None
+        assert self._arena.other_embedding is not None
+        arrays, rows, features = self._arena.other_embedding.gated, gate.rows, gate.features
+        few = rows <= self.products.gemv_rows
+        out = (
+            empty(arrays, rows, features, half=False) if few else Activation(arrays, rows, features)
+        )
+        self._multiplied(out)
+        self._per_layer.gate(gate, inputs, layer, out)
+        return out
+
+    def _token_ids(self, step: DeviceStep) -> DeviceArray:
+        return step.inputs.token_ids if self._arena.tokens is None else self._arena.tokens
 
     def gelu(self, x: Activation) -> Activation:
         """Works in place."""

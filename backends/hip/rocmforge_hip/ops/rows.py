@@ -11,7 +11,7 @@ from rocmforge_hip.device.driver import Dim3
 from rocmforge_hip.device.library import KernelLibrary
 from rocmforge_hip.device.memory import DeviceArray
 from rocmforge_hip.kernels import rows as row_kernels
-from rocmforge_hip.ops.activations import Activation
+from rocmforge_hip.ops.activations import Activation, PerLayerArrays
 from rocmforge_hip.ops.operands import f16_of, f32_of, optional_vector, part_of, vector_of
 from rocmforge_hip.ops.step import DeviceStep
 from rocmforge_hip.weights.formats import FLOAT_FORMATS, Matrix, Weight, ceil_div, round_up
@@ -224,6 +224,64 @@ class RmsNorms:
             stride=x.stride or x.features,
             hidden_size=x.features,
             eps=self.eps,
+        )
+
+
+class PerLayerRows:
+    """Makes the tokens' other embedding, and what layers read of it.
+
+    Args:
+        library: Where the kernels are.
+        config: The model.
+        rows: Takes rows of the table.
+        arrays: For the results.
+    """
+
+    def __init__(
+        self,
+        library: KernelLibrary,
+        config: ModelConfig,
+        rows: RowKernels,
+        arrays: PerLayerArrays[DeviceArray],
+    ) -> None:
+        self._size = config.per_layer_size
+        # That of a norm of products over sqrt(hidden_size).
+        self._eps = config.norm_eps * config.hidden_size
+        self._rows = rows
+        self._arrays = arrays
+        self._columns = library.kernel("rf_rms_norm_columns", row_kernels.rf_rms_norm_columns)
+        self._gate = library.kernel("rf_gate_per_layer", row_kernels.rf_gate_per_layer)
+
+    def prepare(
+        self, table: Matrix, tokens: DeviceArray, projected: Activation, norm: Weight
+    ) -> None:
+        """Takes the tokens' rows of the table, and norms what was projected for each layer."""
+        size, rows = self._size, projected.rows
+        taken = self._arrays.rows.first(rows, projected.features)
+        self._rows.embed(table, tokens, math.sqrt(size), taken)
+        self._columns.launch(
+            (rows * projected.features // size, 1, 1),
+            norm_threads(size),
+            x=f32_of(projected),
+            weight=vector_of(norm, size),
+            stride=size,
+            hidden_size=size,
+            eps=self._eps,
+        )
+
+    def gate(self, gate: Activation, projected: Activation, layer: int, out: Activation) -> None:
+        """Multiplies GELU(gate) with the layer's part of the other embedding."""
+        columns = layer * self._size, (layer + 1) * self._size
+        self._gate.launch(
+            (ceil_div(self._size, _GATED_ELEMENTS), gate.rows, 1),
+            _THREADS,
+            gate=f32_of(gate),
+            rows=self._arrays.rows.first(gate.rows, projected.features).columns(*columns),
+            projected=f32_of(projected).columns(*columns),
+            out=out,
+            stride=projected.features,
+            features=self._size,
+            scale=math.sqrt(0.5),
         )
 
 

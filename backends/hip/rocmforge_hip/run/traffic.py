@@ -17,6 +17,7 @@ from rocmforge_hip.device.constants import BLOCK_TOKENS
 from rocmforge_hip.device.driver import Driver
 from rocmforge_hip.device.memory import DeviceArray
 from rocmforge_hip.weights.placement import Planned, PlannedPart, stored_bytes
+from rocmforge_hip.weights.seats import table_bytes
 
 LEAST_COPY: Final = 512 << 20
 """Bytes to copy at least: less might lie in a cache, which is several times as fast."""
@@ -41,11 +42,12 @@ class StepReads:
         self, config: ModelConfig, weights: ModelWeights[Planned], block_bytes: Sequence[int]
     ) -> None:
         embedding, output = weights.embedding.token, weights.output
-        self._embedding_row = _nbytes(embedding) // config.vocab_size
+        table = table_bytes(weights)  # of which a token's row is read, too
+        self._embedding_row = (_nbytes(embedding) + table) // config.vocab_size
         self._output = 0 if output is None else _nbytes(output)
         outside = self._output if output is embedding else self._output + _nbytes(embedding)
         self._experts = _expert_bytes(config, weights)
-        self._layers = stored_bytes(weights) - outside - sum(self._experts.values())
+        self._layers = stored_bytes(weights) - table - outside - sum(self._experts.values())
         self._drafting = self._fill = 0
         if config.predicts:
             own, self._fill = _predictor_bytes(config, weights)
@@ -60,7 +62,8 @@ class StepReads:
         # Of a token in the caches of all layers with such a window; an encoder has none.
         self._token_bytes = Counter[int | None]()
         for layer, size in zip(config.layers, block_bytes, strict=config.causal):
-            self._token_bytes[layer.window] += size // BLOCK_TOKENS
+            read = size if layer.cache_of is None else block_bytes[layer.cache_of]
+            self._token_bytes[layer.window] += read // BLOCK_TOKENS
 
     def of(self, step: StepInput) -> int:
         """Returns the bytes of one step."""

@@ -17,9 +17,9 @@ from rocmforge.models.config import NormKind
 from rocmforge.models.weights import present
 from rocmforge_hip.device.constants import BLOCK_TOKENS, QUANT_BLOCK
 from rocmforge_hip.device.memory import DeviceArray
-from rocmforge_hip.ops.activations import Activation, Forms
-from rocmforge_hip.ops.operands import part_of
-from rocmforge_hip.ops.rows import HiddenRows, RowKernels
+from rocmforge_hip.ops.activations import Activation, Forms, PerLayerArrays
+from rocmforge_hip.ops.operands import empty, part_of
+from rocmforge_hip.ops.rows import HiddenRows, PerLayerRows, RowKernels
 from rocmforge_hip.ops.step import StagedRows
 from rocmforge_hip.verify import oracle
 from rocmforge_hip.verify.cases import Case, Group, error, values_of
@@ -79,6 +79,7 @@ def groups() -> Iterator[Group]:
         Case("take_rows", "5 of 12 rows", 0.0, _take_rows),
         Case("sigmoid_gate", "3 rows", _FLOAT, partial(_sigmoid_gate, dtype=np.float32)),
         Case("sigmoid_gate", "12 rows of halves", _HALF, partial(_sigmoid_gate, dtype=np.float16)),
+        Case("gate_per_layer", "3 rows", _FLOAT, _gate_per_layer),
         Case("store_hidden", "12 rows", 0.0, _store_hidden),
         Case("beside_hidden", "3 rows, to int8", _INT8, partial(_beside_hidden, rows=3)),
         Case("beside_hidden", "12 rows, to f16", _HALF, partial(_beside_hidden, rows=12)),
@@ -280,6 +281,25 @@ def _sigmoid_gate(bench: Workbench, dtype: npt.DTypeLike) -> float:
     assert array is not None
     want = values.astype(np.float64) / (1 + np.exp(-gate.astype(np.float64)))
     return error(bench.get(array).astype(np.float64), want)
+
+
+def _gate_per_layer(bench: Workbench) -> float:
+    rows, size, layer = 3, 64, 2
+    gate, taken, projected = random_values(3 * rows, 3 * size).reshape(3, rows, -1)
+    config = replace(bench.config, per_layer_size=size)
+    table = RowKernels(bench.device.library, frozenset(), adds=False, gates=False)
+    there = bench.put(taken, bench.new((rows, 3 * size), "f4"))
+    forms: Forms[DeviceArray] = Forms(f32=bench.new((rows, size), "f4"))
+    arrays = PerLayerArrays(rows=there, gated=forms)
+    kernels = PerLayerRows(bench.device.library, config, table, arrays)
+    other = bench.activation(Forms(f32=bench.new((rows, 3 * size), "f4")), projected)
+    gates = bench.activation(bench.residual, gate[:, :size].copy())
+    out = empty(forms, rows, size, half=False)
+    kernels.gate(gates, other, layer, out)
+    x = gate[:, :size].astype(np.float64)
+    gelu = x / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+    own = (taken.astype(np.float64) + projected)[:, layer * size :]
+    return error(bench.result(out), gelu * own * np.sqrt(0.5))
 
 
 def _store_hidden(bench: Workbench) -> float:

@@ -45,6 +45,7 @@ class PlannedMatrix:
     num_experts: int = 0  # 0: it is of none
     num_shared: int = 0  # of them, the first, which every token goes to
     seats: int | None = None  # experts that the device holds, of those in host memory; None: all
+    is_hosted: bool = False  # a table in host memory, of which kernels read the rows of tokens
 
     @property
     def name(self) -> str:
@@ -60,6 +61,8 @@ class PlannedMatrix:
     @property
     def seated(self) -> ArraySpec:
         """The bytes of it that the device holds."""
+        if self.is_hosted:
+            return spec((0, self.storage.shape[1]), "u1")
         if self.seats is None:
             return self.storage
         rows, row_bytes = self.storage.shape
@@ -69,7 +72,7 @@ class PlannedMatrix:
     def device_bytes(self) -> int:
         """Bytes of device memory that it takes."""
         if self.seats is None:
-            return self.storage.nbytes
+            return self.seated.nbytes
         return self.seated.nbytes + PLACE.itemsize * self.num_experts
 
     @property
@@ -187,6 +190,9 @@ def _plan_one(place: WeightPlace, tensor: Tensor, context: int | None) -> Planne
                     tensor.name, f"the HIP backend adds rows of floats, and it is {tensor.format}"
                 )
             tensor = tensor.slice(0, 0, min(context or tensor.shape[0], tensor.shape[0]))
+        case ("vocab_size", "per_layer_features"):
+            part = _stack({place: tensor}, None)[place]
+            return replace(part, matrix=replace(part.matrix, is_hosted=True))
         case ("num_experts" | "num_heads", _, _):
             return _of_experts(tensor, place.declared.role)
     return _stack({place: tensor}, _product(place))[place]
@@ -220,6 +226,10 @@ def _product(place: WeightPlace) -> Product | None:
             | "mamba_input_features"
         ):
             return Product.QKV
+        case "per_layer_features":
+            return Product.PER_LAYER
+        case "per_layer_size":
+            return Product.PER_LAYER_GATE
         case "latent_features":
             return Product.QKV_2
         case "latent_query_rank":

@@ -20,6 +20,8 @@ class Product(StrEnum):
     DELTA = auto()  # what attention, the feed-forward network or patches add to the residual
     INTERMEDIATE = auto()  # of the feed-forward network
     GATE_UP = auto()  # gate and up before the gate is applied, where an adapter changes them
+    PER_LAYER = auto()  # a token's other embedding, without what a table has of it
+    PER_LAYER_GATE = auto()
     LOGITS = auto()
     DENSE = auto()  # of a classification head
     SCORES = auto()  # of a classification head; of a tower, rows of embeddings

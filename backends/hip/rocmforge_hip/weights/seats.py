@@ -47,5 +47,15 @@ def host_bytes(plan: ModelWeights[Planned]) -> int:
     return sum(matrix.storage.nbytes for matrix in hosted_matrices(plan))
 
 
+def table_bytes(plan: ModelWeights[Planned]) -> int:
+    """Returns the bytes of host memory that a table takes whose rows kernels read there."""
+    tables = {
+        id(planned.matrix): planned.matrix.storage.nbytes
+        for _, planned in walk(plan)
+        if isinstance(planned, PlannedPart) and planned.matrix.is_hosted
+    }
+    return sum(tables.values())
+
+
 def _is_of_experts(place: WeightPlace) -> bool:
     return place.declared.shape[0] == "num_experts" and place.name.startswith("experts.")

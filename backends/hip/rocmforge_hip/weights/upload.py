@@ -144,17 +144,26 @@ class WeightLoader:
             self._hosting = HostLoading(self._driver, self._stream, self._memory, hosted)
         starts, end = [], 0
         for plan in wanted:
+            if plan.is_hosted:
+                starts.append(0)
+                continue
             starts.append(end + _GAP)
             end += _GAP + round_up(plan.seated.nbytes, _GAP)
-        base = self._memory.device(spec((end,), "u1"), "weights").array.address if wanted else 0
+        base = self._memory.device(spec((end,), "u1"), "weights").array.address if end else 0
         for plan, start in zip(wanted, starts, strict=True):
             what, of_host = plan.seated, None
-            if plan.seats is not None and self._hosting is not None:
+            address = base + start
+            if plan.is_hosted:
+                what = plan.storage
+                address = self._memory.pinned(
+                    what.nbytes, plan.name, is_read_by_kernels=True
+                ).address
+            elif plan.seats is not None and self._hosting is not None:
                 of_host = self._hosting.host(plan)
             elif plan.is_padded:
-                self._driver.fill(base + start, 0, what.nbytes, self._stream)
+                self._driver.fill(address, 0, what.nbytes, self._stream)
             self._matrices[id(plan)] = Matrix(
-                DeviceArray(base + start, what.shape, what.dtype),
+                DeviceArray(address, what.shape, what.dtype),
                 plan.format,
                 plan.out_features,
                 plan.in_features,
