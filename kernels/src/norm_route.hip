@@ -118,13 +118,14 @@ extern "C" __global__ __launch_bounds__(rf::kNormRouteThreads) void rf_add_rms_n
     float* __restrict__ out_f32, rf::half* __restrict__ out_f16, int8_t* __restrict__ out_q,
     rf::ActScale* __restrict__ out_q_scale, int32_t out_q_lo_offset, int tokens, int experts,
     int hidden_size, float eps, uint32_t* arrived, const float* __restrict__ bias,
-    const float* __restrict__ selection_bias, int32_t* chosen, float* weights, int num_chosen,
-    int function, int groups, int kept_groups, int normalised, float scale, int first_own,
-    int num_own, int num_shared) {
+    const float* __restrict__ selection_bias, const float* __restrict__ weight_scale,
+    int32_t* chosen, float* weights, int num_chosen, int function, int groups, int kept_groups,
+    int normalised, float scale, int first_own, int num_own, int num_shared) {
   __shared__ rf::RouteChoice::Lds lds;
   const int64_t token = blockIdx.y;
-  const rf::RouteRule rule{bias,        selection_bias,  experts, num_chosen, function, groups,
-                           kept_groups, normalised != 0, scale,   first_own,  num_own,  num_shared};
+  const rf::RouteRule rule{bias,      selection_bias, weight_scale, experts,         num_chosen,
+                           function,  groups,         kept_groups,  normalised != 0, scale,
+                           first_own, num_own,        num_shared};
   const int num_logits = rule.num_logits();
   const bool has_logits = rf::norm_route<1, 1>(
       {delta, residual, weight, router, logits, tokens, num_logits, hidden_size, eps}, total,

@@ -39,9 +39,7 @@ _EXPERT_SIZES: Final = ("moe_intermediate_size", "shared_expert_intermediate_siz
 _SEEDS: Final = {"olmoe": 130, "hunyuan-moe": 146, "qwen3moe": 132}
 _EXPERT_KEYS: Final = ("expert_feed_forward_length", "expert_shared_feed_forward_length")
 # Halves for queries, keys and values, and for activations of prefills.
-FLOAT_MODELS: Final = tuple(
-    model.name for model in (*DENSE_MODELS, *SCALED_MODELS, *GEMMA4_MODELS[:2])
-)
+FLOAT_MODELS: Final = tuple(model.name for model in (*DENSE_MODELS, *SCALED_MODELS, *GEMMA4_MODELS))
 
 
 def platform_options(request: pytest.FixtureRequest) -> PlatformOptions:

@@ -173,9 +173,9 @@ class ReferenceOps:
         rule: ExpertsConfig,
     ) -> tuple[Float32Array, Float32Array, tuple[Any, Float32Array]]:
         total, x = self.add_norm(residual, delta, weight, None)
-        return total, x, self.route(x, experts, rule)
+        return total, x, self._route(x, experts, rule)
 
-    def route(
+    def _route(
         self, x: Float32Array, experts: Experts[Weight], rule: ExpertsConfig
     ) -> tuple[Any, Float32Array]:
         logits = ops.linear(x, experts.router.values, _values(experts.router_bias))

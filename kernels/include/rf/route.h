@@ -32,6 +32,7 @@ struct RouteRule {
   const float* bias;            // [experts] or null, added to the logits
   const float* selection_bias;  // [experts] or null, added to what `function` makes of them, to
                                 // choose by and not to weight
+  const float* weight_scale;    // [experts] or null, multiplies the weight of each
   int experts;
   int num_chosen;
   int function;     // kRouteSoftmax, ...
@@ -124,6 +125,7 @@ class RouteChoice {
       for (int i = 0; i < num_chosen; ++i) total += picked[i];
       weight /= max(total, kLeast);
     }
+    if (rule_.weight_scale) weight *= rule_.weight_scale[lds_.chosen[rank]];
     return weight * rule_.scale;
   }
 

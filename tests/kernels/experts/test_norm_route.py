@@ -61,7 +61,7 @@ def _check(
     else:
         device.launch(
             "rf_add_rms_norm_route",
-            *(*arguments, arrived, of_router, of_choice, chosen, weights),
+            *(*arguments, arrived, of_router, of_choice, None, chosen, weights),
             *(rule.num_chosen, FUNCTIONS[rule.router], rule.num_groups, rule.num_chosen_groups),
             *(int(rule.normalised), rule.scale, *own, shared),
             grid=(1 + logit_count, tokens),

@@ -49,6 +49,7 @@ def choose(
     selection_bias: Float32 | None = None,
     own: tuple[int, int] | None = None,
     shared: int = 0,
+    weight_scale: Float32 | None = None,
 ) -> tuple[npt.NDArray[np.int32], Float32]:
     tokens, experts = len(logits), logits.shape[1] - shared
     chosen = device.empty((tokens, rule.num_chosen + shared), np.int32, "chosen")
@@ -58,6 +59,7 @@ def choose(
         device.upload(logits, "logits"),
         None if bias is None else device.upload(bias, "bias"),
         None if selection_bias is None else device.upload(selection_bias, "selection bias"),
+        None if weight_scale is None else device.upload(weight_scale, "scales"),
         *(chosen, weights, experts, rule.num_chosen, FUNCTIONS[rule.router]),
         *(rule.num_groups, rule.num_chosen_groups, int(rule.normalised), rule.scale),
         *(own or (0, experts)),
@@ -112,6 +114,23 @@ def test_logits_of_many_tokens_are_those_of_float32(
     small = 2.0**-25 * (np.abs(x).sum(1)[:, None] + np.abs(router).sum(1))
     error = np.abs(out.get() - x.astype(np.float64) @ router.T.astype(np.float64))
     assert (error < 1e-6 * magnitude + small).all()
+
+
+def test_weights_may_be_scaled_by_expert(device: Device) -> None:
+    rng = np.random.default_rng(3)
+    logits = rng.standard_normal((5, 20)).astype(np.float32)
+    scales = rng.uniform(0.5, 2, 20).astype(np.float32)
+    rule = ExpertsConfig(
+        num_experts=20,
+        num_chosen=4,
+        intermediate_size=32,
+        router=RouterFunction.SOFTMAX,
+        normalised=True,
+    )
+    chosen, weights = choose(device, logits, rule)
+    again, scaled = choose(device, logits, rule, weight_scale=scales)
+    np.testing.assert_array_equal(again, chosen)
+    np.testing.assert_allclose(scaled, weights * scales[chosen], rtol=1e-6)
 
 
 @pytest.mark.parametrize("router", RouterFunction)

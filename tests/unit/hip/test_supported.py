@@ -59,21 +59,6 @@ def test_heads_that_no_kernel_fits_are_refused(
         check_sizes(replace(config, layers=(first, replace(last, **changes))), HEADS)
 
 
-@pytest.mark.parametrize(
-    ("name", "problem"),
-    [
-        ("gemma4-moe", "networks beside experts"),
-    ],
-)
-def test_what_the_reference_backend_alone_computes_is_refused(
-    name: str, problem: str, tmp_path: Path
-) -> None:
-    with open_gguf(write_model(by_name(name), tmp_path)) as file:
-        config = read_checkpoint(file).config
-    with pytest.raises(UnsupportedArchitecture, match=f"{problem}.*--backend reference"):
-        check_sizes(config, HEADS)
-
-
 def test_an_encoder_whose_heads_share_keys_is_refused(config: ModelConfig) -> None:
     with pytest.raises(UnsupportedArchitecture, match="as many of keys and values in an encoder"):
         check_sizes(replace(config, causal=False), HEADS)

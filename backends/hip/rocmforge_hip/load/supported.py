@@ -66,8 +66,6 @@ def check_adapters(config: ModelConfig, adapters: Sequence[Adapter]) -> None:
 
 def _problems(config: ModelConfig, heads: Sequence[HeadSize]) -> Iterator[tuple[str, str]]:
     """Yields the sizes that there are no kernels for, each with those that there are."""
-    if any(layer.norms_values and layer.experts for layer in config.layers):
-        yield "networks beside experts, with norms of their own", "layers of --backend reference"
     if not any(layer.num_heads for layer in config.layers):
         yield "no attention in any layer", "attention in some of them"
     for rule in {layer.experts for layer in config.layers if layer.experts is not None}:

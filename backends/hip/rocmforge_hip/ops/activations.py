@@ -132,7 +132,7 @@ class ExpertArrays(Generic[X]):
     weights: Forms[X]  # [T, num_chosen]
     multiplied: Forms[X]  # [F, hidden_size]
     inner: Forms[X]  # [F * num_chosen, intermediate_size]
-    mixed: Forms[X] | None  # [T, hidden_size], where a shared expert's result is added to it
+    mixed: Forms[X] | None  # [T, hidden_size], where a network's beside them is added to it
     groups: GroupArrays[X]
     fetched: FetchedExperts[X] | None  # None: all experts are on the device
 
@@ -448,7 +448,9 @@ def _of_experts(
     few, pairs = min(tokens, FEW_TOKENS), min(tokens, GROUPED_TOKENS) * chosen
     inner_size = max(rule.intermediate_size for rule in rules)
     most_experts = shared + max(rule.num_experts for rule in rules)
-    has_shared = any(layer.experts and layer.experts.shared for layer in weights.layers)
+    has_shared = any(
+        layer.experts and (layer.experts.shared or layer.feed_forward) for layer in weights.layers
+    )
     return ExpertArrays(
         logits=spec((tokens, most_experts), "f4"),
         total=Forms(f32=spec((NORMED_TOKENS, config.hidden_size), "f4")),

@@ -45,7 +45,6 @@ from rocmforge_hip.ops.step import DeviceStep
 from rocmforge_hip.weights.formats import Matrix, MatrixPart, Weight
 from rocmforge_hip.weights.products import Product
 
-_NO_GEMMA_4: Final = "models with norms of values are refused when they are loaded"
 _UNCAPPED: Final = 1.0  # cap * tanh(x / cap) is tanh(x)
 
 
@@ -174,7 +173,10 @@ class HipOps:
         if isinstance(x, UnmadeProduct):
             return replace(x, post_norm=weight)
         # What is added to the residual is normed for that; anything else, to be multiplied.
-        out = self._normed(x, added=x.arrays is self._arena.delta)
+        if x.arrays is self._arena.post_normed:
+            out = empty(self._arena.delta, x.rows, x.features, half=False)
+        else:
+            out = self._normed(x, added=x.arrays is self._arena.delta)
         self._norms.norm(x, weight, bias, out)
         return out
 
@@ -322,11 +324,6 @@ class HipOps:
             return total, out, chosen
         residual, out = self.add_norm(residual, delta, weight, None)
         return residual, out, self._route.route(out, experts, rule)
-
-    def route(
-        self, x: Activation, experts: Experts[Weight], rule: ExpertsConfig
-    ) -> tuple[Activation, Activation]:
-        raise AssertionError(_NO_GEMMA_4)
 
     def experts(
         self,

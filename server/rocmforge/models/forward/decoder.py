@@ -279,10 +279,11 @@ def _two_networks(
 ) -> tuple[A, A]:
     """Returns the residual behind attention, and what a network and experts beside it add."""
     experts, rule = present(layer.experts), present(config.layers[index].experts)
-    residual, x = ops.add_norm(*inputs, layer.feed_forward_norm, None)
+    router_norm = present(experts.router_norm)
+    residual, _, chosen = ops.add_norm_route(*inputs, router_norm, experts, rule)
+    x = ops.norm(residual, present(layer.feed_forward_norm), None)
     dense = _feed_forward(config, present(layer.feed_forward), ops, step, x)
     dense = ops.norm(dense, present(experts.dense_post_norm), None)
-    chosen = ops.route(ops.norm(residual, present(experts.router_norm), None), experts, rule)
     x = ops.norm(residual, present(experts.norm), None)
     mixed = ops.experts(x, *chosen, experts, config.activation)
     mixed = ops.norm(mixed, present(experts.post_norm), None)

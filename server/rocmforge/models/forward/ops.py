@@ -158,7 +158,7 @@ class Ops(Protocol[A, W, S]):
 
         The latter are [T, num_chosen] each. With x the norm, probabilities are those of
         x @ router.T plus the router's bias. Experts are chosen by them plus the selection bias, and
-        weighted by them alone.
+        weighted by them alone, times `Experts.weight_scale` of each.
 
         Args:
             residual: [T, hidden_size].
@@ -166,13 +166,6 @@ class Ops(Protocol[A, W, S]):
             weight: [hidden_size], of the norm.
             experts: Whose router and its biases are used.
             rule: Which experts are chosen, and what their weights are.
-        """
-        ...
-
-    def route(self, x: A, experts: Experts[W], rule: ExpertsConfig) -> tuple[A, A]:
-        """Returns each token's experts and their weights, as `add_norm_route` does of its norm.
-
-        Then `Experts.weight_scale` multiplies the weight of each expert.
         """
         ...
 

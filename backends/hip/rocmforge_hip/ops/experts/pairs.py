@@ -42,10 +42,10 @@ def empty_mix(
 ) -> Activation:
     """Returns what the sums of so many tokens are to be written to, in float32.
 
-    It is the step's delta, unless a shared expert's result, which is, is to be added to it.
+    It is the step's delta, unless the result of a network beside them, which is, is to be added.
     """
     result = arena.product(Product.DELTA)
-    if experts.shared is not None:
+    if experts.shared is not None or experts.dense_post_norm is not None:
         assert arena.experts is not None
         assert arena.experts.mixed is not None
         result = arena.experts.mixed

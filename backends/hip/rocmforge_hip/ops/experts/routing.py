@@ -192,6 +192,7 @@ class RouteKernels:
         return {
             "bias": optional_vector(experts.router_bias, rule.num_experts),
             "selection_bias": optional_vector(experts.selection_bias, rule.num_experts),
+            "weight_scale": optional_vector(experts.weight_scale, rule.num_experts),
             "chosen": i32_of(chosen),
             "weights": f32_of(weights),
             "experts": rule.num_experts,
