@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -73,7 +74,8 @@ def test_bytes_go_to_the_device_and_back(driver: Driver, stream: int) -> None:
 def test_huge_pages_go_to_the_device(driver: Driver, stream: int) -> None:
     there = DeviceBuffer(driver, spec((5000,), "u1"), "there")
     target = PinnedBuffer(driver, 5000, "target")
-    source = HugePages(driver, 5000, "source")
+    with ThreadPoolExecutor(2) as threads:
+        source = HugePages(driver, 5000, "source", threads)
     source.bytes[:] = np.arange(5000) % 251
     driver.copy_to_device(there.array.address, source.address, 5000, stream)
     driver.copy_to_host(target.address, there.array.address, 5000, stream)

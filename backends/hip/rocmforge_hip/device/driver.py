@@ -2,7 +2,7 @@
 
 Handles and addresses are plain integers here. Every status is checked before any output of a call
 is looked at, since outputs of failed calls are garbage. HIP's current device is a property of the
-thread: the thread that makes a `Driver` is the one that may use it, but for `enter_thread`.
+thread: the thread that makes a `Driver` is the one that may use it.
 """
 
 from __future__ import annotations
@@ -145,14 +145,7 @@ class Driver:
         self.allocations = 0
         self.waits = 0
         self.launches = 0
-        self.enter_thread()
-
-    def enter_thread(self) -> None:
-        """Lets the calling thread use the driver beside the one that made it.
-
-        Such threads may allocate, pin, make events and wait for them.
-        """
-        self._call(hip.hipSetDevice(self.device), "hipSetDevice")
+        self._call(hip.hipSetDevice(device), "hipSetDevice")
 
     def _call(self, result: tuple[Any, ...], call: str, context: str = "") -> Any:
         return _check(result, call, self.device, context)

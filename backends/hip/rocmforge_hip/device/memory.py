@@ -11,6 +11,7 @@ import ctypes
 import math
 import mmap
 from collections.abc import Iterator
+from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn
@@ -23,6 +24,7 @@ from rocmforge_hip.device.driver import Driver
 Shape = tuple[int, ...]
 
 _HUGE_PAGE: Final = 2 << 20
+_TOUCHED_AT_ONCE: Final = 8  # parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,15 +141,16 @@ class HugePages:
     """Owns much host memory that copies run from and to without the processor; `bytes` is its view.
 
     Pinning small pages takes ten times as long as copying them, huge ones a fraction of that. The
-    kernel clears pages when they are first touched, which many threads do faster than one.
+    kernel clears pages when they are first touched, which is done by all threads.
 
     Args:
         driver: Of the device.
         nbytes: How much.
         name: What it is for.
+        threads: Touch the pages.
     """
 
-    def __init__(self, driver: Driver, nbytes: int, name: str) -> None:
+    def __init__(self, driver: Driver, nbytes: int, name: str, threads: Executor) -> None:
         self._driver = driver
         pages = mmap.mmap(-1, nbytes + _HUGE_PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         with suppress(OSError):  # a kernel without huge pages: it takes longer
@@ -156,7 +159,7 @@ class HugePages:
         start = -whole.ctypes.data % _HUGE_PAGE
         self.bytes: npt.NDArray[np.uint8] = whole[start : start + nbytes]
         self.address = self.bytes.ctypes.data
-        self.bytes.fill(0)
+        list(threads.map(lambda part: part.fill(0), np.array_split(self.bytes, _TOUCHED_AT_ONCE)))
         driver.pin(self.address, nbytes, name)
 
     def free(self) -> None:
@@ -195,13 +198,13 @@ class Memory:
         self._buffers.append(buffer)
         return buffer
 
-    def huge_pages(self, nbytes: int, name: str) -> HugePages:
-        """Returns new pinned host memory, much of it; several threads may ask at once.
+    def huge_pages(self, nbytes: int, name: str, threads: Executor) -> HugePages:
+        """Returns new pinned host memory, much of it.
 
         Raises:
             OutOfMemory: It does not fit.
         """
-        buffer = HugePages(self._driver, nbytes, name)
+        buffer = HugePages(self._driver, nbytes, name, threads)
         self._buffers.append(buffer)
         return buffer
 

@@ -2,7 +2,8 @@
 
 Several threads read pieces of the file into a ring of pinned buffers (`staging`), straight from the
 page cache; this one starts the copy of each piece in one stream and the kernel that repacks it
-in another. So reading, copying and repacking overlap, and the processor only copies bytes.
+in another, in the order of the model. So reading, copying and repacking overlap, and the processor
+only copies bytes.
 """
 
 from __future__ import annotations
@@ -79,10 +80,8 @@ class WeightLoader:
         self._ring = StagingRing(self._driver, chunk_bytes)
         pieces = list(self._pieces(wanted, chunk_bytes))
         total, done = sum(piece.nbytes for piece in pieces), 0
-        # Experts that go on to the host are put together in one place, a matrix after the other.
-        in_order = self._hosting is not None
-        with closing(self._ring.read(pieces, in_order=in_order)) as filled:
-            for piece, stage in filled:
+        with closing(self._ring.read(pieces)) as stages:
+            for piece, stage in zip(pieces, stages, strict=True):
                 piece.finish(stage)
                 self._driver.record_event(stage.is_free, self._stream)
                 done += piece.nbytes
@@ -103,8 +102,6 @@ class WeightLoader:
 
     def close(self) -> None:
         """Waits for the last copy and gives the ring back."""
-        if self._ring is not None:
-            self._ring.stop()
         self._files.close()
         self._driver.synchronize_stream(self._stream)
         if self._ring is not None:
@@ -209,11 +206,11 @@ class WeightLoader:
         if matrix.hosted is not None and self._hosting is not None:
             target = self._hosting.target(plan)
         nbytes = rows * matrix.format.row_bytes(matrix.in_features)
-        self._copy(stage, stage.device, nbytes)
+        self._copy(stage, stage.device.array, nbytes)
         self._library.kernel(f"rf_repack_{matrix.format.name}", rf_repack).launch(
             (ceil_div(rows * matrix.quant_blocks, _REPACK_THREADS), 1, 1),
             _REPACK_THREADS,
-            blocks=stage.device,
+            blocks=stage.device.array,
             weight=target,
             rows=rows,
             quant_blocks=matrix.quant_blocks,
