@@ -158,8 +158,8 @@ def test_the_manifest_says_what_a_launch_has_to_give(name: str, lds_bytes: int) 
 
 @pytest.mark.parametrize(
     ("name", "before"),
-    [("gemv-q4_k", {6}), ("gemm_int8-q4_k", {18}), ("rms_norm", {0, 4})],
-    ids=["two_rows_of_weights", "a_step_of_weights", "weights_of_a_norm"],
+    [("gemv-q4_k", {6}), ("gemm_int8-q4_k", {18}), ("rms_norm", {0, 4, 5})],
+    ids=["two_rows_of_weights", "a_step_of_weights", "weights_of_a_norm_and_a_factor"],
 )
 def test_weights_alone_are_read_before_the_wait(name: str, before: set[int]) -> None:
     found = set()
