@@ -75,6 +75,7 @@ struct Use {
   bool writes;
   int stream;
   uint64_t sequence;
+  uint64_t generation;  // see Streams
   std::string operation;
 };
 

@@ -13,11 +13,6 @@ void merge(Clock& into, const Clock& other) {
   for (const auto& [stream, count] : other) into[stream] = std::max(into[stream], count);
 }
 
-bool includes(const Clock& clock, const Use& use) {
-  const auto entry = clock.find(use.stream);
-  return entry != clock.end() && entry->second >= use.sequence;
-}
-
 std::string on_stream(int id) { return id == 0 ? "the null stream" : format("stream %d", id); }
 
 }  // namespace
@@ -118,6 +113,18 @@ void Streams::run_next(Stream& stream) {
   for (Allocation* buffer : operation.buffers) buffer->pending--;
 }
 
+void Streams::begin_generation() {
+  generation_++;
+  host_.clear();
+  for (Stream* stream : all()) stream->clock.clear();
+}
+
+bool Streams::includes(const Clock& clock, const Use& use) const {
+  if (use.generation < generation_) return true;
+  const auto entry = clock.find(use.stream);
+  return entry != clock.end() && entry->second >= use.sequence;
+}
+
 bool Streams::known_to_all(const Use& use) const {
   const auto knows = [&](const Stream* stream) {
     return stream->queue.empty() || includes(stream->queue.front().clock, use);
@@ -145,7 +152,7 @@ void Streams::check_order(const Stream& stream, uint64_t sequence, const Operati
                    use.writes ? "writes" : "reads"));
         return;
       }
-      buffer->uses.push_back({extent, writes, stream.id, sequence, operation.name});
+      buffer->uses.push_back({extent, writes, stream.id, sequence, generation_, operation.name});
     }
     std::erase_if(buffer->uses, [&](const Use& use) { return known_to_all(use); });
   }
@@ -158,6 +165,7 @@ hipError_t Streams::synchronize(Stream& stream) {
 
 hipError_t Streams::synchronize_all() {
   for (Stream* stream : all()) synchronize(*stream);
+  begin_generation();
   return sticky_error();
 }
 

@@ -63,6 +63,9 @@ struct Event {
   std::shared_ptr<Graph> capture = nullptr;
 };
 
+// Whenever the host has waited for all streams, a generation begins: whatever comes later is behind
+// all that was before. Clocks then begin anew, as they would else have an entry for each stream
+// that there ever was, and each operation copies one.
 class Streams {
  public:
   Stream& null_stream() { return null_; }
@@ -91,6 +94,9 @@ class Streams {
 
  private:
   void run_next(Stream& stream);
+  void begin_generation();
+  // Whether a clock says that this use is done.
+  bool includes(const Clock& clock, const Use& use) const;
   // Whether this use comes before everything that is queued or ever will be.
   bool known_to_all(const Use& use) const;
   void check_order(const Stream& stream, uint64_t sequence, const Operation& operation);
@@ -100,6 +106,7 @@ class Streams {
   std::set<Stream*> live_;
   std::set<Event*> events_;
   Clock host_;
+  uint64_t generation_ = 0;
 };
 
 Streams& streams();
