@@ -453,9 +453,6 @@ class ReferenceOps:
     def merge_rows(self, x: Float32Array, count: int) -> Float32Array:
         return x.reshape(len(x) // count, -1)
 
-    def norm_sums(self, x: Float32Array, weight: Weight, count: int) -> Float32Array:
-        return ops.rms_norm(x / count, weight.values, self._config.norm_eps)
-
 
 def _advance(
     step: Step,

@@ -73,7 +73,6 @@ def siglip_config(
         tower=TowerConfig(
             patch_features=processor.patch_features,
             merged=processor.merge * processor.merge,
-            averages=processor.kind is ProcessorKind.GEMMA3,
             embedding_size=embedding_size,
         ),
     )
