@@ -17,12 +17,12 @@ import statistics
 import tempfile
 import time
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from benchmarks.soak import GROWTH, memory_kib
-from rocmforge.backend.protocol import CopiesBlocks, LoadOptions, Runner, StepOutput
+from rocmforge.backend.protocol import CopiesBlocks, LoadOptions
 from rocmforge.backend.registry import create
 from rocmforge.engine.cache.tiers.folder import CacheFolder
 from rocmforge.engine.cache.tiers.tiers import CacheTiers
@@ -36,10 +36,12 @@ from rocmforge.engine.schedule.limits import SchedulerLimits
 from tests.data.models.tiny_models import by_name
 from tests.data.models.tiny_recurrent import larger_delta
 from tests.support.predicting import load_predicting, write_predicting
+from tests.support.timed import Timed
 
 _STREAMS: Final = 32
 _CONTEXT: Final = 256
 _STEP_TOKENS: Final = 256
+_STEP_NS: Final = 10**9  # as steps seem to take: drafts and restored blocks pay
 _BLOCKS: Final = 60  # a stream needs up to 16
 _SNAPSHOTS: Final = 24
 _HOST: Final = 150, 16  # blocks and snapshots
@@ -82,20 +84,6 @@ class Stream:
     prompt: tuple[int, ...]
     cancel_after: int | None  # tokens
     tokens: list[int] = field(default_factory=list)
-
-
-class Priced:
-    """A runner whose steps all seem to take as long: drafts and restored blocks pay."""
-
-    def __init__(self, runner: Runner) -> None:
-        self._runner = runner
-        self.info = runner.info
-        self.submit = runner.submit
-        self.close = runner.close
-
-    def collect(self) -> StepOutput:
-        """Waits for the oldest step."""
-        return replace(self._runner.collect(), device_ns=10**9)
 
 
 class Prompts:
@@ -235,7 +223,7 @@ def run(folder: Path, seconds: float, backend: str = "reference", seed: int = 1)
         totals, (blocks, states) = Totals(), _HOST
         files = CacheFolder(folder / "cache", bytes(32), _FILE_BYTES)
         tiers = CacheTiers(runner, blocks, files, totals, states)
-        core = EngineCore(Priced(runner), limits, time.monotonic_ns, totals, tiers=tiers)
+        core = EngineCore(Timed(runner, _STEP_NS), limits, time.monotonic_ns, totals, tiers=tiers)
         soak = Soak(core, Prompts(seed))
         growth = _let_run(soak, core, seconds)
         stats = soak.finish()

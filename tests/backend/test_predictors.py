@@ -24,7 +24,7 @@ from tests.support.drafting import LIMITS
 from tests.support.gguf_writer import write_gguf
 from tests.support.loading import load_file
 from tests.support.predicting import load_predicting, predicting_tensors, write_predicting
-from tests.support.timeless import Timeless
+from tests.support.timed import Timed
 
 OPTIONS = LoadOptions(
     device=None,
@@ -62,7 +62,7 @@ def load(stack: ExitStack, path: Path, *, predicts: bool = True, kv_blocks: int 
 
 def core_of(runner: Runner) -> EngineCore:
     """A core for which no step takes any time, so that drafting pays."""
-    return EngineCore(Timeless(runner), LIMITS, lambda: 1)
+    return EngineCore(Timed(runner), LIMITS, lambda: 1)
 
 
 def rate(stats: EngineStats) -> float:

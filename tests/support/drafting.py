@@ -8,14 +8,14 @@ from rocmforge.backend.protocol import Runner
 from rocmforge.engine.core import EngineCore
 from rocmforge.engine.ipc.status import EngineStats
 from rocmforge.engine.schedule.limits import SchedulerLimits
-from tests.support.timeless import Timeless
+from tests.support.timed import Timed
 
 LIMITS: Final = SchedulerLimits(max_sequences=8, max_batched_tokens=64, max_waiting=2000)
 
 
 def make_drafting_core(runner: Runner, draft: Runner | None) -> EngineCore:
     """A core for which no step takes any time, of the draft model neither."""
-    return EngineCore(Timeless(runner), LIMITS, lambda: 1, draft_runner=draft)
+    return EngineCore(Timed(runner), LIMITS, lambda: 1, draft_runner=draft)
 
 
 def rate(stats: EngineStats) -> float:

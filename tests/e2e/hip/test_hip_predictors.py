@@ -29,7 +29,7 @@ from tests.support.hip import fitting
 from tests.support.host_platform import HostPlatform
 from tests.support.loading import load_file
 from tests.support.predicting import load_predicting, write_predicting
-from tests.support.timeless import Timeless
+from tests.support.timed import Timed
 
 OPTIONS = LoadOptions(
     device=None,
@@ -164,7 +164,7 @@ def bytes_read(runner: Runner, step: StepInput) -> int:
 
 def core_of(runner: Runner) -> EngineCore:
     """A core for which no step takes any time, so that drafting pays."""
-    return EngineCore(Timeless(runner), LIMITS, lambda: 1)
+    return EngineCore(Timed(runner), LIMITS, lambda: 1)
 
 
 def test_it_is_refused_on_several_devices(tmp_path: Path, host: HostPlatform | None) -> None:

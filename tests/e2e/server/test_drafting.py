@@ -15,7 +15,7 @@ from tests.data.models.tiny_models import by_name, write_model
 from tests.support.core import make_core, tokens_of
 from tests.support.loading import load_file
 from tests.support.options import SMALL
-from tests.support.timeless import Timeless
+from tests.support.timed import Timed
 
 OPTIONS = replace(SMALL, max_sequences=8, max_batched_tokens=64, kv_blocks=64)
 MAX_TOKENS = 60
@@ -34,7 +34,7 @@ def generate(model: Path, sampling: SamplingParams) -> tuple[list[list[int]], in
     """Returns the answers to all prompts, and how many draft tokens were accepted."""
     runner = load_file(registry.create("reference"), model, OPTIONS)
     with closing(runner):
-        core = make_core(Timeless(runner), OPTIONS)
+        core = make_core(Timed(runner), OPTIONS)
         answers, stats = tokens_of(core, [(prompt, sampling) for prompt in PROMPTS])
     return answers, stats.totals.accepted_tokens
 

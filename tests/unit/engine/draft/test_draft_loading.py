@@ -51,8 +51,22 @@ START: Final = start_message(
 )
 
 
-class PlanningFake(FakeBackend):
-    """A backend that plans its memory; notes go to what it loads."""
+class NotingFake(FakeBackend):
+    """A backend that says in a note what it loads."""
+
+    def note(self, checkpoint: Checkpoint, options: LoadOptions) -> str:
+        raise NotImplementedError
+
+    def load(
+        self, checkpoint: Checkpoint, options: LoadOptions, progress: ProgressCallback
+    ) -> FakeRunner:
+        runner = super().load(checkpoint, options, progress)
+        runner.info = replace(runner.info, notes=(self.note(checkpoint, options),))
+        return runner
+
+
+class PlanningFake(NotingFake):
+    """A backend that plans its memory."""
 
     name = "planning"
 
@@ -61,21 +75,16 @@ class PlanningFake(FakeBackend):
     ) -> MemoryEstimate:
         return DRAFT if checkpoint.path.stem == "draft" else MODEL
 
-    def load(
-        self, checkpoint: Checkpoint, options: LoadOptions, progress: ProgressCallback
-    ) -> FakeRunner:
-        runner = super().load(checkpoint, options, progress)
-        note = f"{options.kv_blocks} blocks, {options.memory_utilization:.1f}"
-        runner.info = replace(runner.info, notes=(note,))
-        return runner
+    def note(self, checkpoint: Checkpoint, options: LoadOptions) -> str:
+        return f"{options.kv_blocks} blocks, {options.memory_utilization:.1f}"
 
 
 def planning() -> PlanningFake:
     return PlanningFake()
 
 
-class PredictingFake(FakeBackend):
-    """A backend that says in notes what it loads, and has room for few sequences more."""
+class PredictingFake(NotingFake):
+    """A backend that has room for few sequences more."""
 
     name = "predicting"
 
@@ -84,13 +93,8 @@ class PredictingFake(FakeBackend):
     ) -> MemoryEstimate:
         return PREDICTING if checkpoint.config.predicts else MODEL
 
-    def load(
-        self, checkpoint: Checkpoint, options: LoadOptions, progress: ProgressCallback
-    ) -> FakeRunner:
-        runner = super().load(checkpoint, options, progress)
-        note = f"{checkpoint.config.predicts}, {options.draft_tokens} draft tokens"
-        runner.info = replace(runner.info, notes=(note,))
-        return runner
+    def note(self, checkpoint: Checkpoint, options: LoadOptions) -> str:
+        return f"{checkpoint.config.predicts}, {options.draft_tokens} draft tokens"
 
 
 def predicting() -> PredictingFake:
