@@ -26,11 +26,12 @@ def as_decodes(step: StepInput, most: int) -> StepInput:
         step: Any step.
         most: Sequences that a step may have. A step with more tokens is returned as it is.
     """
-    count, counts = step.num_tokens, np.diff(step.query_start)
+    count = step.num_tokens
     if not step.num_sequences < count == len(step.logit_rows) <= most:
         return step
     if len(step.hidden_ranges) or len(step.embedding_tokens):
         return step
+    counts = np.diff(step.query_start)
     if len(step.state_reads) and counts.max() > MAX_KEPT_STATES:
         return step  # no draft
     owners = np.repeat(np.arange(step.num_sequences), counts)

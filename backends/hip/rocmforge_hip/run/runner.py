@@ -419,8 +419,10 @@ class HipRunner:
         if len(step.hidden_ranges) or len(step.embedding_tokens):
             return None
         size = self._size_for(count)
-        checks_states = bool(len(whole.state_reads)) and step is not whole
-        longest = int(np.diff(whole.query_start).max())
+        checked = longest_checked = 0
+        if step is not whole and len(whole.state_reads):
+            checked = self._size_for(whole.num_sequences)
+            longest_checked = _longest_checked(int(np.diff(whole.query_start).max()))
         blocks = ceil_div(int(step.context_len.max()), BLOCK_TOKENS)
         most = ceil_div(self._limits.context, BLOCK_TOKENS)
         blocks = min(max(1 << (blocks - 1).bit_length(), MIN_GRAPH_BLOCKS), most)
@@ -434,8 +436,8 @@ class HipRunner:
             longest_prefill=0,
             lora_tiles=most_tiles(size, self._limits.adapters) if len(step.adapters) else 0,
             predictor=self._use_of_predictor(step),
-            checked=self._size_for(whole.num_sequences) if checks_states else 0,
-            longest_checked=_longest_checked(longest) if checks_states else 0,
+            checked=checked,
+            longest_checked=longest_checked,
             window_groups=len(step.window_tables),
         )
 
