@@ -11,8 +11,9 @@ from typing import Final
 from rocmforge.checkpoint.tensor import Tensor
 from rocmforge.errors import BadAdapter, RocmForgeError, UnsupportedArchitecture, UnsupportedTensor
 from rocmforge.huggingface.adapter import is_adapter
-from rocmforge.huggingface.decoders import DECODERS, is_tied, read_decoder
-from rocmforge.huggingface.encoders import ENCODERS, read_encoder
+from rocmforge.huggingface.config.decoder_types import DECODERS
+from rocmforge.huggingface.config.decoders import is_tied, read_decoder
+from rocmforge.huggingface.config.encoders import ENCODERS, read_encoder
 from rocmforge.huggingface.files.folder import CONFIG, Folder
 from rocmforge.huggingface.files.json_object import JsonObject
 from rocmforge.huggingface.files.shards import WeightFile, map_shards

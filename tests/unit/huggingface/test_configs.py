@@ -15,10 +15,10 @@ from rocmforge.errors import BadFolder, UnsupportedArchitecture
 from rocmforge.gguf.config import read_config
 from rocmforge.gguf.names import PERMUTED
 from rocmforge.gguf.reader import open_gguf
-from rocmforge.huggingface.decoders import read_decoder
-from rocmforge.huggingface.encoders import read_encoder
+from rocmforge.huggingface.config.decoders import read_decoder
+from rocmforge.huggingface.config.encoders import read_encoder
+from rocmforge.huggingface.config.rope import Rope
 from rocmforge.huggingface.files.folder import Folder
-from rocmforge.huggingface.rope import Rope
 from rocmforge.models.config import ModelConfig, RopeScalingKind, RopeStyle
 from rocmforge.models.pooling import PoolingType
 from tests.data.models.tiny_encoders import ENCODERS, TinyEncoder, write_encoder

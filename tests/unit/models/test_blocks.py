@@ -9,7 +9,7 @@ import pytest
 
 from rocmforge.gguf.checkpoint import open_gguf_checkpoint
 from rocmforge.gguf.names import NAMES
-from rocmforge.huggingface.decoders import DECODERS
+from rocmforge.huggingface.config.decoder_types import DECODERS
 from rocmforge.models.blocks import Role, WeightPlace
 from rocmforge.models.families import FAMILIES
 from rocmforge.models.weights import (

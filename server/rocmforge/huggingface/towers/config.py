@@ -11,10 +11,10 @@ from types import MappingProxyType
 from typing import Final
 
 from rocmforge.errors import UnsupportedArchitecture
-from rocmforge.huggingface.decoders import activation, norm_eps, num_layers
+from rocmforge.huggingface.config.decoders import activation, norm_eps, num_layers
+from rocmforge.huggingface.config.heads import read_layer
 from rocmforge.huggingface.files.folder import Folder
 from rocmforge.huggingface.files.json_object import JsonObject
-from rocmforge.huggingface.heads import read_layer
 from rocmforge.models.config import ActivationFunction, ModelConfig
 from rocmforge.models.vision.config import (
     ProcessorConfig,

@@ -12,10 +12,10 @@ from types import MappingProxyType
 from typing import Final
 
 from rocmforge.errors import UnsupportedArchitecture
-from rocmforge.huggingface.decoders import activation, norm_eps, num_layers
+from rocmforge.huggingface.config.decoders import activation, norm_eps, num_layers
+from rocmforge.huggingface.config.heads import layer_flags, read_layer
+from rocmforge.huggingface.config.rope import read_rope
 from rocmforge.huggingface.files.json_object import JsonObject
-from rocmforge.huggingface.heads import layer_flags, read_layer
-from rocmforge.huggingface.rope import read_rope
 from rocmforge.models.config import (
     ActivationFunction,
     ModelConfig,

@@ -1,0 +1,1 @@
+"""The `config.json` of folders: a model as plain values."""
