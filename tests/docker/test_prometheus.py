@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import re
 import shutil
 import subprocess
 import time
@@ -17,13 +15,12 @@ import yaml
 
 from tests.api.live import live_server
 from tests.docker.files import DOCKER, load
+from tests.docker.queries import Variable, filled, metrics_in, panel_queries, rules, variables
 from tests.support.fake_backend import BUS_ID
 from tests.support.server import LiveServer, free_port
 
 KEY = "a key for metrics"
 START_S = 30.0
-
-_METRIC = re.compile(r"\b(?:rocmforge_\w+|process_\w+|up)\b(?=[{\s\[=]|$)")
 
 
 def installed(name: str) -> str:
@@ -32,28 +29,6 @@ def installed(name: str) -> str:
     if path is None:
         pytest.skip(f"{name} is not installed: see .ci/fetch-prometheus")
     return path
-
-
-def panel_queries() -> list[str]:
-    """Every query of the dashboard, with Grafana's variables filled in."""
-    board = json.loads((DOCKER / "grafana/dashboards/rocmforge.json").read_text(encoding="utf-8"))
-    queries = [t["expr"] for panel in board["panels"] for t in panel.get("targets", ())]
-    filled = {"$job": ".*", "$instance": ".*", "$__rate_interval": "20s"}
-    for variable, value in filled.items():
-        queries = [query.replace(variable, value) for query in queries]
-    return queries
-
-
-def rules(kind: str) -> list[str]:
-    """The expressions of `alert` or `record` rules."""
-    groups = load("prometheus/rules.yml")["groups"]
-    return [rule["expr"] for group in groups for rule in group["rules"] if kind in rule]
-
-
-def recorded() -> set[str]:
-    """Names that rules give to what they compute."""
-    groups = load("prometheus/rules.yml")["groups"]
-    return {rule["record"] for group in groups for rule in group["rules"] if "record" in rule}
 
 
 @pytest.mark.parametrize(
@@ -135,8 +110,8 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
         headers = {"authorization": f"Bearer {KEY}"}
         with Prometheus(server, folder) as running:
             running.wait_for('up{job="rocmforge"} == 1')
-            for max_tokens in (8, 8, -1):
-                body = {"model": "tiny", "prompt": "hello " * 40, "max_tokens": max_tokens}
+            for unusual in ({}, {}, {"suffix": "."}):  # the last is refused
+                body = {"model": "tiny", "prompt": "hello " * 40, "max_tokens": 8} | unusual
                 httpx.post(f"{server.url}/v1/completions", json=body, headers=headers)
             # Rates need two samples of a series, and rules one evaluation more.
             running.wait_for("rate(rocmforge_request_errors_total[20s])")
@@ -147,11 +122,21 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
 @pytest.mark.slow
 @pytest.mark.parametrize("query", panel_queries())
 def test_a_panel_shows_something(prometheus: Prometheus, query: str) -> None:
-    prometheus.wait_for(query)
+    prometheus.wait_for(filled(query))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("query", [q for q in rules("record") if "error" not in q])
+@pytest.mark.parametrize("variable", variables(), ids=lambda variable: variable.name)
+def test_a_choice_offers_what_is_served(prometheus: Prometheus, variable: Variable) -> None:
+    selected = {"match[]": filled(variable.of)}
+    answer = httpx.get(f"{prometheus.url}/api/v1/label/{variable.label}/values", params=selected)
+    assert len(answer.json()["data"]) == 1
+    if variable.name == "model":
+        assert answer.json()["data"] == ["tiny"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("query", [q for q in rules("record").values() if "error" not in q])
 def test_a_recorded_rule_has_a_value(prometheus: Prometheus, query: str) -> None:
     prometheus.wait_for(query)
 
@@ -159,10 +144,9 @@ def test_a_recorded_rule_has_a_value(prometheus: Prometheus, query: str) -> None
 @pytest.mark.slow
 def test_alerts_watch_metrics_that_exist(prometheus: Prometheus) -> None:
     known = set(httpx.get(f"{prometheus.url}/api/v1/label/__name__/values").json()["data"])
-    watched = {name for rule in rules("alert") for name in _METRIC.findall(rule)}
-    assert len(watched) >= 6
-    assert watched - known == set()
-    assert {name for name in recorded() if any(name in rule for rule in rules("alert"))}
+    watched = {name for rule in rules("alert").values() for name in metrics_in(rule)}
+    assert len(watched - rules("record").keys()) >= 6
+    assert watched - rules("record").keys() - known == set()
 
 
 @pytest.mark.slow
