@@ -28,8 +28,10 @@ namespace {
 
 void check_shared(SharedMemory& shared, uintptr_t address, size_t size, AccessKind kind) {
   BlockRunner& runner = block_runner();
-  const std::string wrong = shared.access(address, size, kind, runner.now(), runner.first_epoch());
-  if (!wrong.empty()) runner.stop(hipErrorLaunchFailure, wrong);
+  const Moment now = runner.now();
+  if (shared.access(address, size, kind, now, runner.first_epoch())) return;
+  runner.stop(hipErrorLaunchFailure,
+              shared.mistake(address, size, kind, now, runner.first_epoch()));
 }
 
 void check(uintptr_t address, size_t size, bool writes) {

@@ -1,26 +1,14 @@
 #include "lds.h"
 
-#include "options.h"
+#include <algorithm>
+
 #include "report.h"
 
 namespace host {
 namespace {
 
-// Reads of one epoch by several threads: of one wave, whose number is added, or of any.
-constexpr uint16_t kSeveralOfWave = 0x8000;
-constexpr uint16_t kSeveral = 0xFFFF;
-
-// The wave of a thread or of several; none has the number that stands for threads of several waves.
-int wave_of(uint16_t thread) {
-  if (thread == kSeveral) return -1;
-  return thread & kSeveralOfWave ? thread & ~kSeveralOfWave : thread / options().wave;
-}
-
-// What stands for both.
-uint16_t joined(uint16_t one, uint16_t other) {
-  const int wave = wave_of(one);
-  return wave >= 0 && wave == wave_of(other) ? kSeveralOfWave | wave : kSeveral;
-}
+// Stands for the history of a word whose bytes have histories of their own.
+constexpr Moment kInParts = {UINT32_MAX, 0, 0};
 
 // Whether nothing orders an earlier access before one at `now` by another thread.
 bool unordered(Moment earlier, Moment now) {
@@ -30,13 +18,44 @@ bool unordered(Moment earlier, Moment now) {
   return !(same_wave && earlier.wave_epoch != now.wave_epoch);
 }
 
+bool wrongly_read(const Touch& touch, Moment now, uint32_t first_epoch) {
+  return touch.written.epoch < first_epoch || unordered(touch.written, now);
+}
+
+bool wrongly_written(const Touch& touch, Moment now) {
+  return unordered(touch.read, now) || unordered(touch.written, now);
+}
+
+// Records an access; false if it is a mistake.
+bool record(Touch& touch, AccessKind kind, Moment now, uint32_t first_epoch) {
+  if (kind != AccessKind::kStore) {
+    if (wrongly_read(touch, now, first_epoch)) return false;
+    touch.read = touch.read.epoch == now.epoch ? joined(touch.read, now) : now;
+  }
+  if (kind != AccessKind::kLoad) {
+    if (wrongly_written(touch, now)) return false;
+    touch.written = now;
+  }
+  return true;
+}
+
+// Atomic operations of several threads are no race; anything else together with them is one.
+Moment moment_of(AccessKind kind, Moment now) {
+  return kind == AccessKind::kAtomic ? Moment{now.epoch, now.wave_epoch, kSeveral} : now;
+}
+
+bool equal(Moment a, Moment b) {
+  return a.epoch == b.epoch && a.wave_epoch == b.wave_epoch && a.thread == b.thread;
+}
+
 std::string name_of_thread(uint16_t thread) {
   return thread >= kSeveralOfWave ? "other threads" : format("thread %d", thread);
 }
 
 }  // namespace
 
-SharedMemory::SharedMemory(uintptr_t begin, size_t bytes) : begin_(begin), bytes_(bytes) {}
+SharedMemory::SharedMemory(uintptr_t begin, size_t bytes)
+    : begin_(begin), size_(bytes), words_(bytes / kWord + 2) {}
 
 void SharedMemory::set(SharedArray array) {
   recent_ = nullptr;
@@ -44,50 +63,97 @@ void SharedMemory::set(SharedArray array) {
   arrays_.push_back(std::move(array));
 }
 
-std::string SharedMemory::access(uintptr_t address, size_t size, AccessKind kind, Moment now,
-                                 uint32_t first_epoch) {
+bool SharedMemory::access_word(Touch& word, AccessKind kind, Moment now, uint32_t first_epoch) {
+  if (!is_split(word)) return record(word, kind, now, first_epoch);
+  Touch* const bytes = bytes_of(word);
+  for (size_t i = 0; i < kWord; i++) {
+    if (!record(bytes[i], kind, now, first_epoch)) return false;
+  }
+  join(word, now, first_epoch);
+  return true;
+}
+
+bool SharedMemory::access_bytes(uintptr_t address, size_t size, AccessKind kind, Moment now,
+                                uint32_t first_epoch) {
+  now = moment_of(kind, now);
+  for (const uintptr_t end = address + size; address != end;) {
+    Touch& word = words_[word_of(address)];
+    const size_t first = address % kWord, stop = std::min(kWord, first + (end - address));
+    if (stop - first == kWord) {
+      if (!access_word(word, kind, now, first_epoch)) return false;
+    } else {
+      if (!is_split(word)) split(word);
+      Touch* const bytes = bytes_of(word);
+      for (size_t i = first; i < stop; i++) {
+        if (!record(bytes[i], kind, now, first_epoch)) return false;
+      }
+      join(word, now, first_epoch);
+    }
+    address += stop - first;
+  }
+  return true;
+}
+
+bool SharedMemory::is_split(const Touch& word) const {
+  return word.written.epoch == kInParts.epoch;
+}
+
+void SharedMemory::split(Touch& word) {
+  if (bytes_.empty()) bytes_.resize(words_.size() * kWord);
+  std::fill_n(bytes_of(word), kWord, word);
+  word = {kInParts, kInParts};
+}
+
+// Makes one history of those of a word's bytes, if nothing tells them apart any more: of what
+// barriers have passed since, all that matters is whether this block wrote it.
+void SharedMemory::join(Touch& word, Moment now, uint32_t first_epoch) {
+  Touch* const bytes = bytes_of(word);
+  const auto all = [&](auto is_like_first) {
+    return std::all_of(bytes + 1, bytes + kWord, is_like_first);
+  };
+  const auto passed = [&](Moment moment) { return moment.epoch < now.epoch; };
+  const auto old = [&](Moment moment) { return moment.epoch < first_epoch; };
+  const bool written_alike = all([&](const Touch& byte) {
+    if (equal(byte.written, bytes->written)) return true;
+    return passed(byte.written) && passed(bytes->written) &&
+           old(byte.written) == old(bytes->written);
+  });
+  const bool read_alike = all([&](const Touch& byte) {
+    return equal(byte.read, bytes->read) || (passed(byte.read) && passed(bytes->read));
+  });
+  if (written_alike && read_alike) word = *bytes;
+}
+
+const Touch& SharedMemory::touch_at(uintptr_t address) const {
+  const size_t word = word_of(address);
+  return is_split(words_[word]) ? bytes_[word * kWord + address % kWord] : words_[word];
+}
+
+std::string SharedMemory::mistake(uintptr_t address, size_t size, AccessKind kind, Moment now,
+                                  uint32_t first_epoch) const {
   const SharedArray* array = array_of(address);
   if (!array || address + size > array->begin + array->size) {
     return out_of_bounds(address, size, kind);
   }
-  // Atomic operations of several threads are no race; anything else together with them is one.
-  if (kind == AccessKind::kAtomic) now.thread = kSeveral;
-  for (uintptr_t at = address; at < address + size; at++) {
-    Byte& byte = bytes_[at - begin_];
-    if (kind != AccessKind::kStore) {
-      if (byte.written.epoch < first_epoch || unordered(byte.written, now)) {
-        return wrong_read(byte, at, first_epoch);
-      }
-      const Moment before = byte.read;
-      byte.read = now;
-      if (before.epoch == now.epoch && before.thread != now.thread) {
-        byte.read.thread = joined(before.thread, now.thread);
-      }
-    }
-    if (kind != AccessKind::kLoad) {
-      if (unordered(byte.read, now) || unordered(byte.written, now)) {
-        return wrong_write(byte, at, now);
-      }
-      byte.written = now;
-    }
+  now = moment_of(kind, now);
+  uintptr_t byte = address;
+  const auto is_mistake = [&](const Touch& before) {
+    return kind == AccessKind::kStore ? wrongly_written(before, now)
+                                      : wrongly_read(before, now, first_epoch);
+  };
+  while (byte + 1 < address + size && !is_mistake(touch_at(byte))) byte++;
+  const Touch& before = touch_at(byte);
+  if (kind == AccessKind::kStore) {
+    const bool was_read = unordered(before.read, now);
+    return format("writes %s, which %s %s without a barrier in between", at(byte).c_str(),
+                  name_of_thread((was_read ? before.read : before.written).thread).c_str(),
+                  was_read ? "read" : "wrote");
   }
-  return {};
-}
-
-std::string SharedMemory::wrong_read(const Byte& byte, uintptr_t address,
-                                     uint32_t first_epoch) const {
-  if (byte.written.epoch < first_epoch) {
-    return format("reads %s, which nothing in this block has written", at(address).c_str());
+  if (before.written.epoch < first_epoch) {
+    return format("reads %s, which nothing in this block has written", at(byte).c_str());
   }
-  return format("reads %s, which %s wrote without a barrier in between", at(address).c_str(),
-                name_of_thread(byte.written.thread).c_str());
-}
-
-std::string SharedMemory::wrong_write(const Byte& byte, uintptr_t address, Moment now) const {
-  const bool was_read = unordered(byte.read, now);
-  return format("writes %s, which %s %s without a barrier in between", at(address).c_str(),
-                name_of_thread((was_read ? byte.read : byte.written).thread).c_str(),
-                was_read ? "read" : "wrote");
+  return format("reads %s, which %s wrote without a barrier in between", at(byte).c_str(),
+                name_of_thread(before.written.thread).c_str());
 }
 
 const SharedArray* SharedMemory::array_of(uintptr_t address) const {

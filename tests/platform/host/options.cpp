@@ -14,6 +14,7 @@ long number(const char* variable, long otherwise) {
 Options from_environment() {
   Options result;
   result.wave = number("RF_HOST_WAVE", 32) == 64 ? 64 : 32;
+  result.wave_shift = result.wave == 64 ? 6 : 5;
   if (const char* order = std::getenv("RF_HOST_LANE_ORDER")) result.order = lane_order_named(order);
   result.seed = static_cast<uint32_t>(number("RF_HOST_SEED", 1));
   result.memory = static_cast<size_t>(number("RF_HOST_MEMORY_MB", 4096)) << 20;
@@ -26,10 +27,9 @@ Options from_environment() {
 
 }  // namespace
 
-Options& options() {
-  static Options instance = from_environment();
-  return instance;
-}
+Options* options_instance = nullptr;
+
+Options& make_options() { return *(options_instance = new Options(from_environment())); }
 
 LaneOrder lane_order_named(const char* name) {
   if (!std::strcmp(name, "reverse")) return LaneOrder::kReverse;

@@ -10,6 +10,7 @@ enum class LaneOrder { kForward, kReverse, kRandom };
 
 struct Options {
   int wave = 32;                          // RF_HOST_WAVE: 32 or 64
+  int wave_shift = 5;                     // its logarithm
   LaneOrder order = LaneOrder::kForward;  // RF_HOST_LANE_ORDER: forward, reverse, random
   uint32_t seed = 1;                      // RF_HOST_SEED, of the random order
   size_t memory = size_t{4} << 30;        // RF_HOST_MEMORY_MB
@@ -19,8 +20,10 @@ struct Options {
   bool report_leaks = false;              // RF_HOST_LEAKS: report at exit what was not freed
 };
 
-// The one instance; lane order and stale replays change while tests run.
-Options& options();
+// The one instance, made at the first use; lane order and stale replays change while tests run.
+extern Options* options_instance;
+Options& make_options();
+inline Options& options() { return options_instance ? *options_instance : make_options(); }
 
 LaneOrder lane_order_named(const char* name);
 
