@@ -35,6 +35,7 @@ struct FullInput {
   int64_t q_stride, k_stride, v_stride;
   const int32_t* query_start;  // [B + 1]
   float scale;
+  int group;            // heads of queries that share keys and values
   int reach;            // a token sees so many before and after it; 0 = all
   const float* slopes;  // [heads], what a score loses for each token of distance; null = nothing
 };
@@ -137,10 +138,11 @@ __device__ __forceinline__ void attention_full(const FullInput& in, half* out) {
     }
   }
 
-  const HeadCache<Activated, kHeadDim> keys{in.k + start * in.k_stride + head * kHeadDim,
-                                            in.k_stride, tokens};
-  const HeadCache<Activated, kHeadDim> values{in.v + start * in.v_stride + head * kHeadDim,
-                                              in.v_stride, tokens};
+  const int column = head / in.group * kHeadDim;  // of keys and values
+  const HeadCache<Activated, kHeadDim> keys{in.k + start * in.k_stride + column, in.k_stride,
+                                            tokens};
+  const HeadCache<Activated, kHeadDim> values{in.v + start * in.v_stride + column, in.v_stride,
+                                              tokens};
   KeyLoader key_loader;
   ValueLoader value_loader;
   TileSoftmax<kHeadDim> softmax[kWaveTiles];
@@ -234,30 +236,31 @@ __device__ __forceinline__ void attention_full(const FullInput& in, half* out) {
 
 // q, k, v: halves, a row for each of T tokens with its heads one after the other; rows are so many
 // halves apart (multiples of 8). query_start: [B + 1], where each sequence begins. out: halves
-// [T, heads * head_dim]. Grid: (ceil(longest / 128), heads, B), block 256. RF_HEAD is the head size
-// of this translation unit, RF_KEY_DIM its elements, of values as of keys.
+// [T, heads * head_dim]. So many heads of queries as `group` says share keys and values. Grid:
+// (ceil(longest / 128), heads, B), block 256. RF_HEAD is the head size of this translation unit,
+// RF_KEY_DIM its elements, of values as of keys.
 //
 // The second kernel takes distance into account. reach: a token sees so many tokens before and
 // after it; 0 = all. slopes: f32 [heads], what a score (scale * product) loses for each token of
 // distance, or null. It is one of its own as the first is faster without the registers for that.
 #define RF_NAME(kind, head) rf_attention_##kind##_##head
 
-#define RF_ATTENTION_FULL(head, head_dim)                                                     \
-  extern "C" __global__ __launch_bounds__(rf::kPrefillThreads) void RF_NAME(full, head)(      \
-      const rf::half* __restrict__ q, const rf::half* __restrict__ k,                         \
-      const rf::half* __restrict__ v, const int32_t* __restrict__ query_start,                \
-      rf::half* __restrict__ out, int64_t q_stride, int64_t k_stride, int64_t v_stride,       \
-      float scale) {                                                                          \
-    rf::attention_full<head_dim>(                                                             \
-        {q, k, v, q_stride, k_stride, v_stride, query_start, scale, 0, nullptr}, out);        \
-  }                                                                                           \
-  extern "C" __global__ __launch_bounds__(rf::kPrefillThreads) void RF_NAME(full_near, head)( \
-      const rf::half* __restrict__ q, const rf::half* __restrict__ k,                         \
-      const rf::half* __restrict__ v, const int32_t* __restrict__ query_start,                \
-      rf::half* __restrict__ out, int64_t q_stride, int64_t k_stride, int64_t v_stride,       \
-      float scale, int32_t reach, const float* __restrict__ slopes) {                         \
-    rf::attention_full<head_dim>(                                                             \
-        {q, k, v, q_stride, k_stride, v_stride, query_start, scale, reach, slopes}, out);     \
+#define RF_ATTENTION_FULL(head, head_dim)                                                        \
+  extern "C" __global__ __launch_bounds__(rf::kPrefillThreads) void RF_NAME(full, head)(         \
+      const rf::half* __restrict__ q, const rf::half* __restrict__ k,                            \
+      const rf::half* __restrict__ v, const int32_t* __restrict__ query_start,                   \
+      rf::half* __restrict__ out, int64_t q_stride, int64_t k_stride, int64_t v_stride,          \
+      float scale, int32_t group) {                                                              \
+    rf::attention_full<head_dim>(                                                                \
+        {q, k, v, q_stride, k_stride, v_stride, query_start, scale, group, 0, nullptr}, out);    \
+  }                                                                                              \
+  extern "C" __global__ __launch_bounds__(rf::kPrefillThreads) void RF_NAME(full_near, head)(    \
+      const rf::half* __restrict__ q, const rf::half* __restrict__ k,                            \
+      const rf::half* __restrict__ v, const int32_t* __restrict__ query_start,                   \
+      rf::half* __restrict__ out, int64_t q_stride, int64_t k_stride, int64_t v_stride,          \
+      float scale, int32_t group, int32_t reach, const float* __restrict__ slopes) {             \
+    rf::attention_full<head_dim>(                                                                \
+        {q, k, v, q_stride, k_stride, v_stride, query_start, scale, group, reach, slopes}, out); \
   }
 
 static_assert(RF_KEY_DIM == RF_VALUE_DIM);

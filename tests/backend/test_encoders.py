@@ -1,7 +1,8 @@
-"""Encoders of the BERT family against Transformers and llama.cpp, with the same random weights."""
+"""Encoders against Transformers and llama.cpp, with the same random weights."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +17,23 @@ from tests.backend.conftest import Load
 from tests.data.models.tiny_encoders import (
     ENCODERS,
     GOLDEN_ROWS,
+    LENGTHS,
+    LONG_PROMPT,
     PROMPT,
+    TinyEncoder,
     by_name,
     goldens,
     write_encoder,
 )
+from tests.data.models.tiny_folders import write_folder
 from tests.support.encoder_steps import encoder_step, run, states
 from tests.support.gguf_writer import Stored
 
 NAMES = [model.name for model in ENCODERS]
 EMBEDDERS = [model.name for model in ENCODERS if not model.ranks]
-OF_TRANSFORMERS = [model.name for model in ENCODERS if not model.ranks and not model.is_jina]
+OF_TRANSFORMERS = [
+    model.name for model in ENCODERS if not (model.ranks or model.is_jina or model.is_gemma)
+]
 TOLERANCE = 2e-5
 """Of a number whose like have a spread of about one: float32 sums in another order."""
 LLAMA_CPP_CLOSE = 0.99999
@@ -36,6 +43,10 @@ LLAMA_CPP_CLOSE = 0.99999
 @pytest.fixture
 def runner(load: Load, tmp_path: Path, request: pytest.FixtureRequest) -> Runner:
     return load(write_encoder(by_name(request.param), tmp_path)).runner
+
+
+def write_as_folder(model: TinyEncoder, path: Path) -> Path:
+    return write_folder(model, path / model.name)
 
 
 def cosine(a: npt.ArrayLike, b: npt.ArrayLike) -> float:
@@ -49,6 +60,19 @@ def test_states_equal_those_of_transformers(runner: Runner, name: str) -> None:
     assert np.abs(states(runner, PROMPT, GOLDEN_ROWS) - expected).max() < TOLERANCE
     mean = run(runner, encoder_step(1, [PROMPT], Pooling.MEAN))[0] / len(PROMPT)
     assert np.abs(mean - np.array(goldens(name)["mean"])).max() < TOLERANCE
+
+
+@pytest.mark.parametrize("write", [write_encoder, write_as_folder])
+def test_embeddings_of_gemma_equal_those_of_sentence_transformers(
+    write: Callable[[TinyEncoder, Path], Path], load: Load, tmp_path: Path
+) -> None:
+    """With windows to both sides, and two matrices behind the pooling."""
+    path = write(by_name("gemma-embedding"), tmp_path)
+    runner = load(path, max_context=700, max_batched_tokens=1000).runner
+    prompts = [LONG_PROMPT[:length] for length in LENGTHS]
+    means = run(runner, encoder_step(0, prompts, Pooling.MEAN)) / np.array(LENGTHS)[:, None]
+    expected = np.array(goldens("gemma-embedding")["embeddings"])
+    assert np.abs(means - expected).max() < TOLERANCE
 
 
 @pytest.mark.parametrize("runner", ["ranker"], indirect=True)

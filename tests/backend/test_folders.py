@@ -48,7 +48,9 @@ ONE_OF_EACH = (
     "gpt-oss",
     "gpt-oss-mxfp4",
 )
-OF_TRANSFORMERS = [model.name for model in ENCODERS if not model.ranks and not model.is_jina]
+OF_TRANSFORMERS = [
+    model.name for model in ENCODERS if not (model.ranks or model.is_jina or model.is_gemma)
+]
 
 
 def log_softmax(logits: Any) -> Float32Array:

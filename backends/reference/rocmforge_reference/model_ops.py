@@ -380,10 +380,19 @@ class ReferenceOps:
         return self.norm(x, weight, bias)
 
     def rope(
-        self, step: Step, q: Float32Array, k: Float32Array, spec: AttentionSpec
+        self,
+        step: Step,
+        q: Float32Array,
+        k: Float32Array,
+        q_norm: Weight | None,
+        k_norm: Weight | None,
+        spec: AttentionSpec,
     ) -> tuple[Float32Array, Float32Array]:
         head_dim = self._config.layers[spec.layer].key_dim
-        q, k = (self._rotate(step, _heads(x, head_dim), spec).reshape(len(x), -1) for x in (q, k))
+        q, k = (
+            self._norm_and_rotate(step, _heads(x, head_dim), norm, spec).reshape(len(x), -1)
+            for x, norm in ((q, q_norm), (k, k_norm))
+        )
         return q, k
 
     def _rotate(self, step: Step, x: Float32Array, spec: AttentionSpec) -> Float32Array:

@@ -255,3 +255,33 @@ class PickedRows(Derived):
             self.name,
             f"{start}:{stop} of axis {axis} were asked for, but its shape is {self.shape}",
         )
+
+
+class MatrixProduct(Derived):
+    """Two matrices as one, which does what they do one after the other: computed when it is used.
+
+    Its elements are float32.
+    """
+
+    __slots__ = ("first", "second")
+
+    first: Tensor
+    second: Tensor
+
+    def __init__(self, first: Tensor, second: Tensor) -> None:
+        """Makes it.
+
+        Args:
+            first: What an activation is multiplied with first, [inner, in_features].
+            second: [out_features, inner].
+        """
+        name = f"{second.name} @ {first.name}"
+        self._set(name, (second.shape[0], first.shape[1]), FORMATS["f32"])
+        object.__setattr__(self, "first", first)
+        object.__setattr__(self, "second", second)
+
+    @property
+    def data(self) -> npt.NDArray[np.uint8]:
+        """The stored data, in new memory."""
+        values = self.second.to_float32() @ self.first.to_float32()
+        return float32_tensor(self.name, values).data

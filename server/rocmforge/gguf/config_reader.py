@@ -444,6 +444,8 @@ class ConfigReader(KeyReader):
         return window
 
     def _is_local(self, layer: int, period: int) -> bool:
+        if self._family.first_sees_all:
+            return layer % period != 0
         return period == 1 or layer % period != period - 1
 
     @property

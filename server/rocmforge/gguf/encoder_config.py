@@ -1,4 +1,4 @@
-"""The metadata of an encoder of the BERT family becomes its configuration."""
+"""The metadata of an encoder becomes its configuration."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 from rocmforge.errors import UnsupportedArchitecture, UnsupportedTensor
 from rocmforge.gguf.config_reader import ConfigReader
 from rocmforge.gguf.names import SCORES
-from rocmforge.models.config import ModelConfig, RopeScaling
+from rocmforge.models.config import ModelConfig, NormKind, RopeScaling
 from rocmforge.models.families import FAMILIES
 from rocmforge.models.pooling import PoolingType
 
@@ -18,13 +18,15 @@ class EncoderConfigReader(ConfigReader):
     def read(self) -> ModelConfig:
         """Returns the configuration; raises UnsupportedTensor, too, for a ranker without a head."""
         config = super().read()
-        layer = config.layers[0]
+        layer, is_of_bert = config.layers[0], self._family.norm is NormKind.LAYER
         for suffix, value, expected in (
             ("attention.head_count_kv", layer.num_kv_heads, layer.num_heads),
             ("attention.key_length", layer.key_dim, config.hidden_size // layer.num_heads),
         ):
-            if value != expected:
-                raise self._bad(suffix, f"{value} where encoders have {expected}")
+            if value != expected and is_of_bert:
+                raise self._bad(suffix, f"{value} where such encoders have {expected}")
+        if config.attention_softcap is not None:
+            raise self._bad("attn_logit_softcapping", "capped scores of encoders are not supported")
         if config.pooling is not PoolingType.RANK:
             return config
         if SCORES not in self._file.tensors:
@@ -69,6 +71,3 @@ class EncoderConfigReader(ConfigReader):
         if window == 1:
             raise self._bad("attention.sliding_window", f"{window} is not a window")
         return min(window // 2, context) + 1
-
-    def _is_local(self, layer: int, period: int) -> bool:
-        return layer % period != 0

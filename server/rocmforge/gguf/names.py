@@ -18,6 +18,8 @@ SHORT_FACTORS: Final = "rope_factors_short.weight"
 """Divisors of the rope frequencies; see `models.rope`."""
 SCORES: Final = "cls.output.weight"
 """The matrix [scores, hidden_size] of a classification head."""
+DENSE: Final = ("dense_2.weight", "dense_3.weight")
+"""The matrices behind an encoder's pooling, by the folders of Sentence-Transformers."""
 
 ONE_EXPERT: Final = (
     re.compile(r"(blk\.\d{1,4}\.ffn_(?:gate|up|down))\.(?P<expert>\d{1,4})(\.weight)"),
@@ -247,6 +249,7 @@ _FUSED: Final = TensorNames(layer=_NORMS + _FUSED_ATTENTION + _FUSED_FFN)
 NAMES: Final[Mapping[str, TensorNames]] = MappingProxyType(
     {
         **dict.fromkeys(("llama", "qwen2", "qwen3", "qwen3moe", "gemma2", "gemma3"), _PLAIN),
+        "gemma-embedding": _PLAIN,
         **dict.fromkeys(("qwen2moe", "olmoe", "ernie4_5-moe", "dots1", "minimax-m2"), _PLAIN),
         **dict.fromkeys(("hunyuan-moe", "mistral3", "granite", "smollm3", "olmo2"), _PLAIN),
         **dict.fromkeys(("lfm2", "lfm2moe"), _LIQUID),

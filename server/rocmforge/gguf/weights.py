@@ -14,6 +14,7 @@ from rocmforge.checkpoint.tensor import Tensor
 from rocmforge.errors import UnsupportedTensor
 from rocmforge.gguf.keys import predicting_layers
 from rocmforge.gguf.names import (
+    DENSE,
     FREQUENCY_FACTORS,
     LAYER,
     LONG_FACTORS,
@@ -30,6 +31,7 @@ from rocmforge.models.families import FAMILIES
 from rocmforge.models.layouts import (
     as_declared,
     cut_fused,
+    dense_product,
     join_experts,
     scaled_router_norms,
     with_shared_heads,
@@ -51,8 +53,8 @@ def read_weights(config: ModelConfig, file: GgufFile) -> dict[str, Tensor]:
     _check_factors(config, file)
     rules = {rule.name: rule.weights for rule in _rules(config, file)}
     known = {place.path: place for place in places(config.num_layers)}
-    weights: dict[str, Tensor] = {}
     tensors = _without_prediction(config, file)
+    weights = _take_dense(config, tensors)
     for name, tensor in join_experts(tensors, *ONE_EXPERT).items():
         if name in _FACTORS:
             continue
@@ -70,6 +72,15 @@ def read_weights(config: ModelConfig, file: GgufFile) -> dict[str, Tensor]:
     weights = scaled_router_norms(config, with_shared_heads(config, weights))
     check_weights(config, weights, name_weights(config, file))
     return weights
+
+
+def _take_dense(config: ModelConfig, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Returns the matrix behind an encoder, taken from the tensors of a file; empty for none."""
+    if "dense" not in FAMILIES[config.architecture].may_have or not tensors.keys() & {*DENSE}:
+        return {}
+    if missing := {*DENSE} - tensors.keys():
+        raise UnsupportedTensor(min(missing), "missing, although the other one is there")
+    return {"dense": dense_product(config, [tensors.pop(name) for name in DENSE])}
 
 
 def has_predictor(config: ModelConfig, file: GgufFile) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
@@ -18,7 +19,7 @@ from rocmforge.huggingface.files.folder import CONFIG, Folder
 from rocmforge.huggingface.files.json_object import JsonObject
 from rocmforge.huggingface.files.shards import WeightFile, map_shards
 from rocmforge.huggingface.names import NameTable, decoder_names, encoder_names
-from rocmforge.huggingface.pooling import read_pooling
+from rocmforge.huggingface.pooling import read_dense, read_pooling
 from rocmforge.huggingface.ranking import HEAD, read_head, read_instruction, with_head
 from rocmforge.huggingface.sampling import read_sampling
 from rocmforge.huggingface.tokenizer import (
@@ -117,6 +118,8 @@ class _Opened:
             model, factors, names, weights = self._decoder(pooling)
         else:
             model, factors, names, weights = self._encoder(pooling)
+        if (dense := read_dense(folder, model)) is not None:
+            weights["dense"] = dense
         name_of = self._namer(names)
         check_weights(model, weights, name_of)
         # What the checkpoint keeps must not keep the files mapped.
@@ -146,6 +149,12 @@ class _Opened:
     ) -> tuple[ModelConfig, RopeFactors, NameTable, dict[str, Tensor]]:
         model, rope = read_decoder(self._config, self._folder.name, pooling)
         names, ranks = decoder_names(model), pooling is PoolingType.RANK
+        if not model.causal and ranks:
+            raise UnsupportedArchitecture(
+                f"{model.architecture} with a classification head", ("one for embeddings",)
+            )
+        if pooling is PoolingType.NONE and not model.causal:
+            model = replace(model, pooling=PoolingType.MEAN)
         names = with_head(names) if ranks else names
         text = self._config.get_object("text_config") or self._config
         predicting = text.get_int("num_nextn_predict_layers", 0)
@@ -166,7 +175,7 @@ class _Opened:
         if ranks:
             has_output = has_output or HEAD in weights
             weights[HEAD] = read_head(self._folder, model, weights)
-        if not has_output:
+        if not has_output and model.causal:
             raise UnsupportedTensor("lm_head.weight", "missing; tie_word_embeddings is false")
         return model, rope.factors, names, weights
 

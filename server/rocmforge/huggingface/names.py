@@ -436,7 +436,7 @@ _DECODER_NAMES: Final[Mapping[str, NameTable]] = MappingProxyType(
         ),
         **dict.fromkeys(("nemotron_h", "nemotron_h_moe"), _NEMOTRON),
         "deepseek2": _decoder({**_ONE_NORM, **_LATENT}),
-        **dict.fromkeys(("gemma2", "gemma3", "olmo2"), _decoder(_GEMMA_NORMS)),
+        **dict.fromkeys(("gemma2", "gemma3", "gemma-embedding", "olmo2"), _decoder(_GEMMA_NORMS)),
         "gemma4": _gemma4(),
         "glm4": _decoder(_GLM_NORMS),
         "gpt-oss": replace(_decoder(_ONE_NORM), parts=_GPT_OSS_PARTS),

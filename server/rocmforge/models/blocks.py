@@ -422,6 +422,8 @@ class ModelWeights(Generic[W]):
     output_norm_bias: W | None = field(default=None, metadata=whole("hidden_size"))
     # That of a model without a matrix of its own is `embedding.token` itself.
     output: W | None = field(default=None, metadata=column("vocab_size", "hidden_size"))
+    # Makes what embeddings are of, of the hidden states of an encoder that has more behind them.
+    dense: W | None = field(default=None, metadata=whole("hidden_size", "hidden_size"))
     head: Head[W] | None = field(default=None, metadata={BLOCK: Head})
     predictor: Predictor[W] | None = field(default=None, metadata={BLOCK: Predictor})
     projector: Projector[W] | None = field(default=None, metadata={BLOCK: Projector})

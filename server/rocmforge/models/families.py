@@ -39,9 +39,10 @@ class ModelFamily:
     has_rope: bool = True
     rope_style: RopeStyle = RopeStyle.NEOX  # as published; a converter may change it
     rounds_yarn: bool = True  # as `RopeScaling.rounds_bounds`
-    # One of so many layers has no window: the last, of an encoder the first. 1: each layer has the
-    # window. None: no layer has one, unless a file says for each layer.
+    # One of so many layers has no window: the last, or the first. 1: each layer has the window.
+    # None: no layer has one, unless a file says for each layer.
     window_period: int | None = None
+    first_sees_all: bool = False
     window_default: int | None = None  # where the file states none
     local_theta_default: float | None = None  # of layers with a window, if they have their own
     unscaled_windows: bool = False  # layers with a window rotate as the others, but unscaled
@@ -337,6 +338,17 @@ FAMILIES: Final[Mapping[str, ModelFamily]] = MappingProxyType(
             norm=NormKind.LAYER,
             activation=ActivationFunction.GELU,
             window_period=3,
+            first_sees_all=True,
+            local_theta_default=10000.0,
+        ),
+        # EmbeddingGemma (arXiv:2509.20354): Gemma 3 whose tokens see both sides.
+        "gemma-embedding": ModelFamily(
+            has=_DECODER | _POST_NORMS | _HEAD_NORMS,
+            may_have=frozenset({"dense"}),
+            causal=False,
+            activation=ActivationFunction.GELU_TANH,
+            scales_embedding=True,
+            window_period=6,
             local_theta_default=10000.0,
         ),
         # The tower of Zhai et al. 2023, arXiv:2303.15343, and what each family puts behind it.

@@ -11,7 +11,14 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from rocmforge.checkpoint.tensor import PickedRows, Stack, Tensor, Transposed, float32_tensor
+from rocmforge.checkpoint.tensor import (
+    MatrixProduct,
+    PickedRows,
+    Stack,
+    Tensor,
+    Transposed,
+    float32_tensor,
+)
 from rocmforge.errors import UnsupportedTensor
 from rocmforge.models.blocks import Role, WeightPlace
 from rocmforge.models.config import ModelConfig
@@ -129,6 +136,21 @@ def scaled_router_norms(config: ModelConfig, weights: Mapping[str, Tensor]) -> d
         else tensor
         for path, tensor in weights.items()
     }
+
+
+def dense_product(config: ModelConfig, matrices: Sequence[Tensor]) -> Tensor:
+    """Returns the matrices behind an encoder, one or two with nothing in between, as one.
+
+    Raises:
+        UnsupportedTensor: One has a shape that does not fit.
+    """
+    first, last = matrices[0], matrices[-1]
+    if first is last:
+        return first
+    inner = first.shape[0]
+    check_shape(first, (inner, config.hidden_size))
+    check_shape(last, (config.hidden_size, inner))
+    return MatrixProduct(first, last)
 
 
 def as_declared(tensor: Tensor, place: WeightPlace) -> Tensor:

@@ -1,13 +1,15 @@
 """Records what Transformers and llama.cpp compute for the tiny encoders.
 
-Run manually from the root of the repository, with torch, transformers and llama-cpp-python:
+Run manually from the root of the repository, with torch, transformers and, unless all that are
+named are of Gemma, llama-cpp-python; for all models or those that are named:
 
-    python -m tests.data.models.make_encoder_goldens
+    python -m tests.data.models.make_encoder_goldens [NAME...]
 """
 
 from __future__ import annotations
 
 import json
+import sys
 import tempfile
 from collections.abc import Iterable
 from functools import partial
@@ -20,6 +22,8 @@ import numpy as np
 from tests.data.models.tiny_encoders import (
     ENCODERS,
     GOLDEN_ROWS,
+    LENGTHS,
+    LONG_PROMPT,
     PROMPT,
     TinyEncoder,
     hf_weights,
@@ -29,19 +33,21 @@ from tests.data.models.tiny_encoders import (
 # Not among the tools of this project, so type checking must not need them.
 torch = import_module("torch")
 transformers = import_module("transformers")
-llama_cpp = import_module("llama_cpp")
 
 GOLDENS = Path(__file__).with_name("encoder_goldens.json")
 
 
 def build(model: TinyEncoder) -> Any:
     """Transformers' network with the recipe's weights."""
-    eps = {"norm_eps" if model.hf_class == "ModernBert" else "layer_norm_eps": 1e-12}
     config = getattr(transformers, f"{model.hf_class}Config")(
-        **model.config, **eps, attn_implementation="eager"
+        **model.config, **{model.eps_key: 1e-12}, attn_implementation="eager"
     )
     network = getattr(transformers, model.network)(config).eval()
-    weights = {name: torch.from_numpy(value) for name, value in hf_weights(model).items()}
+    weights = {
+        name: torch.from_numpy(value)
+        for name, value in hf_weights(model).items()
+        if "/" not in name
+    }
     missing, unexpected = network.load_state_dict(weights, strict=False)
     assert not unexpected, unexpected
     assert all("pooler" in name for name in missing), missing
@@ -53,6 +59,8 @@ def golden(model: TinyEncoder, folder: Path) -> dict[str, Any]:
     if model.is_jina:
         return {"llama_cpp": rounded(embed(model, folder))}
     network = build(model)
+    if model.is_gemma:
+        return {"embeddings": [rounded(embedding(model, network, n)) for n in LENGTHS]}
     with torch.no_grad():
         output = network(torch.tensor([PROMPT]), attention_mask=torch.ones(1, len(PROMPT)))
     found: dict[str, Any] = {"llama_cpp": rounded(embed(model, folder))}
@@ -65,8 +73,18 @@ def golden(model: TinyEncoder, folder: Path) -> dict[str, Any]:
     return found
 
 
+def embedding(model: TinyEncoder, network: Any, length: int) -> Any:
+    """The mean of the states of a prompt times both matrices, as Sentence-Transformers has it."""
+    with torch.no_grad():
+        states = network(torch.tensor([LONG_PROMPT[:length]])).last_hidden_state[0].numpy()
+    weights = hf_weights(model)
+    inner = weights["2_Dense/linear.weight"] @ states.mean(axis=0)
+    return weights["3_Dense/linear.weight"] @ inner
+
+
 def embed(model: TinyEncoder, folder: Path) -> Any:
     """The prompt's pooled state by llama.cpp, or its scores; not normalised."""
+    llama_cpp = import_module("llama_cpp")
     llama = llama_cpp.Llama(
         str(write_encoder(model, folder, partial(as_llama_cpp_reads, model))),
         embedding=True,
@@ -99,10 +117,14 @@ def rounded(values: Iterable[float]) -> list[float]:
 
 
 def main() -> None:
+    wanted = sys.argv[1:] or [model.name for model in ENCODERS]
+    goldens = json.loads(GOLDENS.read_text())
+    versions = goldens.pop("about")
     with tempfile.TemporaryDirectory() as folder:
-        goldens = {model.name: golden(model, Path(folder)) for model in ENCODERS}
-    modules = (torch, transformers, llama_cpp, np)
-    versions = {module.__name__: module.__version__ for module in modules}
+        found = {m.name: golden(m, Path(folder)) for m in ENCODERS if m.name in wanted}
+    goldens |= found
+    modules = [torch, transformers, np, *filter(None, [sys.modules.get("llama_cpp")])]
+    versions |= {module.__name__: module.__version__ for module in modules}
     lines = [f"{json.dumps(name)}: {json.dumps(found)}" for name, found in goldens.items()]
     lines.insert(0, f'"about": {json.dumps(versions)}')
     GOLDENS.write_text("{\n" + ",\n".join(lines) + "\n}\n")

@@ -35,7 +35,7 @@ def saved_config(network: Any) -> dict[str, Any]:
 
 def encoder(model: TinyEncoder) -> Any:
     """Transformers' network of the recipe, with any weights."""
-    eps = {"norm_eps" if model.hf_class == "ModernBert" else "layer_norm_eps": 1e-12}
+    eps = {model.eps_key: 1e-12}
     config = getattr(transformers, f"{model.hf_class}Config")(**model.config, **eps)
     return getattr(transformers, model.network)(config)
 

@@ -1,4 +1,4 @@
-"""Tiny random encoders of the BERT family, in Hugging Face's layout and as GGUF files.
+"""Tiny random encoders, in Hugging Face's layout and as GGUF files.
 
 As `tiny_models`: a recipe is a class and a configuration of Transformers and a seed;
 `make_encoder_goldens.py` records what Transformers and llama.cpp compute with those weights, the
@@ -61,6 +61,18 @@ class TinyEncoder:
         return self.hf_class.startswith("Jina")
 
     @property
+    def is_gemma(self) -> bool:
+        """Whether it is built as decoders are."""
+        return self.hf_class == "Gemma3Text"
+
+    @property
+    def eps_key(self) -> str:
+        """What its class calls the number that keeps norms from dividing by zero."""
+        if self.is_gemma:
+            return "rms_norm_eps"
+        return "norm_eps" if self.hf_class == "ModernBert" else "layer_norm_eps"
+
+    @property
     def network(self) -> str:
         """Transformers' class."""
         return f"{self.hf_class}{'ForSequenceClassification' if self.ranks else 'Model'}"
@@ -78,6 +90,10 @@ _COMMON: Final[dict[str, Any]] = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
+LENGTHS: Final = (1, 63, 64, 65, 700)
+"""Tokens of further prompts of EmbeddingGemma, whose last tile of keys is full, or has one key."""
+LONG_PROMPT: Final = tuple(11 * index % 89 + 5 for index in range(max(LENGTHS)))
+
 _ROBERTA: Final = {"max_position_embeddings": 66, "type_vocab_size": 1, "pad_token_id": 1}
 
 ENCODERS: Final = (
@@ -147,6 +163,41 @@ ENCODERS: Final = (
         seed=27,
     ),
     TinyEncoder(
+        name="gemma-embedding",
+        architecture="gemma-embedding",
+        hf_class="Gemma3Text",
+        config={key: _COMMON[key] for key in _COMMON if key != "type_vocab_size"}
+        | {
+            "num_hidden_layers": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 16,
+            "query_pre_attn_scalar": 16,
+            "max_position_embeddings": 768,
+            "use_bidirectional_attention": True,
+            "sliding_window": 18,
+            "sliding_window_pattern": 3,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "default", "rope_theta": 1000.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+            },
+        },
+        keys={
+            "pooling_type": 1,
+            "attention.head_count_kv": 2,
+            "attention.key_length": 16,
+            "attention.value_length": 16,
+            "attention.sliding_window": 18,
+            "attention.sliding_window_pattern": 3,
+            "rope.freq_base": 1000.0,
+            "rope.freq_base_swa": 100.0,
+            "dense_2_feat_in": 48,
+            "dense_2_feat_out": 256,
+            "dense_3_feat_in": 256,
+            "dense_3_feat_out": 48,
+        },
+        seed=28,
+    ),
+    TinyEncoder(
         name="ranker",
         architecture="bert",
         hf_class="XLMRoberta",
@@ -164,7 +215,7 @@ def hf_weights(model: TinyEncoder) -> Tensors:
     for name, shape in _hf_shapes(model).items():
         noise = rng.standard_normal(shape, dtype=np.float32)
         if "norm" in name.lower() and name.endswith("weight"):
-            weights[name] = 1 + 0.2 * noise
+            weights[name] = 0.2 * noise if model.is_gemma else 1 + 0.2 * noise
         elif name.endswith("bias") or "embeddings" in name:
             weights[name] = 0.5 * noise
         else:
@@ -174,6 +225,8 @@ def hf_weights(model: TinyEncoder) -> Tensors:
 
 
 def _hf_shapes(model: TinyEncoder) -> dict[str, tuple[int, ...]]:
+    if model.is_gemma:
+        return _gemma_shapes(model.config)
     if model.hf_class == "ModernBert":
         return _modern_shapes(model.config)
     config = model.config
@@ -261,6 +314,34 @@ def _modern_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
+def _gemma_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Those of Gemma 3; behind a slash those of modules of Sentence-Transformers."""
+    dim, ffn, head_dim = (config[key] for key in ("hidden_size", "intermediate_size", "head_dim"))
+    heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+    layer: dict[str, tuple[int, ...]] = {
+        "self_attn.q_proj": (heads * head_dim, dim),
+        "self_attn.k_proj": (kv_heads * head_dim, dim),
+        "self_attn.v_proj": (kv_heads * head_dim, dim),
+        "self_attn.o_proj": (dim, heads * head_dim),
+        "self_attn.q_norm": (head_dim,),
+        "self_attn.k_norm": (head_dim,),
+        "mlp.gate_proj": (ffn, dim),
+        "mlp.up_proj": (ffn, dim),
+        "mlp.down_proj": (dim, ffn),
+    }
+    for norm in ("input", "post_attention", "pre_feedforward", "post_feedforward"):
+        layer[f"{norm}_layernorm"] = (dim,)
+    shapes: dict[str, tuple[int, ...]] = {
+        "embed_tokens.weight": (config["vocab_size"], dim),
+        "norm.weight": (dim,),
+        "2_Dense/linear.weight": (256, dim),
+        "3_Dense/linear.weight": (dim, 256),
+    }
+    for index in range(config["num_hidden_layers"]):
+        shapes |= {f"layers.{index}.{name}.weight": shape for name, shape in layer.items()}
+    return shapes
+
+
 def _nomic_layer(dim: int, ffn: int) -> dict[str, tuple[int, ...]]:
     shapes: dict[str, tuple[int, ...]] = {
         f"self_attn.{name}_proj.weight": (dim, dim) for name in ("q", "k", "v", "o")
@@ -291,8 +372,12 @@ def gguf_tensors(model: TinyEncoder) -> Tensors:
         model.config["num_hidden_layers"],
     )
     tensors: Tensors = {}
-    for name, weight in _fused(hf_weights(model)).items():
+    weights = hf_weights(model)
+    for name, weight in (_fused(weights) if model.hf_class == "NomicBert" else weights).items():
         bare = name.removeprefix("roberta.")
+        if model.is_gemma:
+            bare = f"model.{name}" if "/" not in name else f"dense_{name[0]}.weight"
+            weight = weight + 1 if "norm" in name else weight  # as the converter does
         if model.hf_class == "NomicBert" and bare.startswith("layers."):
             _, index, rest = bare.split(".", 2)
             part, kind = rest.rsplit(".", 1)
@@ -328,7 +413,7 @@ def gguf_metadata(model: TinyEncoder) -> dict[str, Value]:
         "feed_forward_length": config["intermediate_size"],
         "block_count": config["num_hidden_layers"],
         "attention.head_count": config["num_attention_heads"],
-        "attention.layer_norm_epsilon": 1e-12,
+        f"attention.layer_norm{'_rms' if model.is_gemma else ''}_epsilon": 1e-12,
         "attention.causal": False,
         **model.keys,
     }
@@ -341,7 +426,7 @@ def gguf_metadata(model: TinyEncoder) -> dict[str, Value]:
         "tokenizer.ggml.pre": "default",
         "tokenizer.ggml.tokens": list(VOCABULARY),
         "tokenizer.ggml.token_type": np.array(types, np.int32),
-        "tokenizer.ggml.token_type_count": config["type_vocab_size"],
+        "tokenizer.ggml.token_type_count": config.get("type_vocab_size", 1),
         "tokenizer.ggml.padding_token_id": 0,
         "tokenizer.ggml.cls_token_id": 1,
         "tokenizer.ggml.bos_token_id": 1,

@@ -75,6 +75,7 @@ def write_folder(
     recipes = tiny_encoders if isinstance(model, TinyEncoder) else tiny_models
     weights = recipes.hf_weights(model)
     stored = {name: _stored(weight, dtype, widen) for name, weight in weights.items()}
+    _write_modules(path, {name: stored.pop(name) for name in weights if "/" in name})
     if shards == 1:
         write_safetensors(path / "model.safetensors", stored)
         return path
@@ -86,6 +87,31 @@ def write_folder(
         write_safetensors(path / file, {n: w for n, w in stored.items() if places[n] == file})
     write_index(path, places)
     return path
+
+
+def _write_modules(path: Path, matrices: dict[str, npt.NDArray[Any]]) -> None:
+    """Writes matrices as modules of Sentence-Transformers, behind a mean; none writes nothing."""
+    if not matrices:
+        return
+    kinds = {"": "Transformer", "1_Pooling": "Pooling"}
+    for name, matrix in matrices.items():
+        folder, name = name.split("/")
+        kinds[folder] = "Dense"
+        (path / folder).mkdir()
+        write_safetensors(path / folder / "model.safetensors", {name: matrix})
+        config = {
+            **dict(zip(("out_features", "in_features"), matrix.shape, strict=True)),
+            "bias": False,
+            "activation_function": "torch.nn.modules.linear.Identity",
+        }
+        (path / folder / "config.json").write_text(json.dumps(config))
+    modules = [
+        {"idx": index, "name": str(index), "path": folder, "type": f"sentence_transformers.{kind}"}
+        for index, (folder, kind) in enumerate((kinds | {"4_Normalize": "Normalize"}).items())
+    ]
+    (path / "modules.json").write_text(json.dumps(modules))
+    (path / "1_Pooling").mkdir()
+    (path / "1_Pooling" / "config.json").write_text('{"pooling_mode_mean_tokens": true}')
 
 
 def _stored(weight: npt.NDArray[np.float32], dtype: str, widen: bool) -> npt.NDArray[Any]:

@@ -1,4 +1,4 @@
-"""Encoders of the BERT family on the HIP backend against the reference backend."""
+"""Encoders on the HIP backend against the reference backend."""
 
 from __future__ import annotations
 
@@ -41,7 +41,13 @@ Array = npt.NDArray[Any]
 def fitting(model: TinyEncoder, dim: int = 64, heads: int = 2) -> TinyEncoder:
     """The same architecture in sizes that there are kernels for."""
     sizes = {"hidden_size": dim, "intermediate_size": 3 * dim // 2, "num_attention_heads": heads}
-    return replace(model, config=model.config | sizes)
+    keys = model.keys
+    if model.is_gemma:
+        head_dim = dim // heads
+        sizes |= {"num_key_value_heads": 1, "head_dim": head_dim, "query_pre_attn_scalar": head_dim}
+        keys = keys | {"attention.head_count_kv": 1}
+        keys |= {f"attention.{part}_length": head_dim for part in ("key", "value")}
+    return replace(model, config=model.config | sizes, keys=keys)
 
 
 def load(stack: ExitStack, model: Path, **changes: Any) -> HipRunner:
@@ -74,7 +80,7 @@ def test_so_do_larger_heads(heads: int, stack: ExitStack, tmp_path: Path) -> Non
     assert_agree(load(stack, path), load_reference(stack, path, OPTIONS))
 
 
-@pytest.mark.parametrize("name", ["xlm-roberta", "nomic-bert", "modern-bert"])
+@pytest.mark.parametrize("name", ["xlm-roberta", "nomic-bert", "modern-bert", "gemma-embedding"])
 @pytest.mark.parametrize("type_name", ["f16", "q8_0", "q4_k"])
 def test_quantised_matrices_give_the_references_states(
     name: str, type_name: str, stack: ExitStack, tmp_path: Path

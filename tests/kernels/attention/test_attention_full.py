@@ -33,11 +33,13 @@ def attend(
     scale: float,
     reach: int = 0,
     slopes: tuple[float, ...] | None = None,
+    group: int = 1,
 ) -> tuple[npt.NDArray[np.float16], npt.NDArray[np.float64]]:
     """The kernel's answer, and the one in float64."""
     rng = np.random.default_rng(sum(lengths))
-    tokens, width = sum(lengths), heads * head_dim
-    stacked = rng.standard_normal((tokens, 3 * width)).astype(np.float16)
+    tokens, width, shared = sum(lengths), heads * head_dim, heads // group * head_dim
+    stride = width + 2 * shared
+    stacked = rng.standard_normal((tokens, stride)).astype(np.float16)
     starts = np.cumsum([0, *lengths], dtype=np.int32)
     there = device.upload(stacked, "qkv")
     out = device.empty((tokens, heads, head_dim), np.float16, "out")
@@ -48,15 +50,15 @@ def attend(
         kind, distance = "full_near", (reach, costs)
     device.launch(
         f"rf_attention_{kind}_d{head_dim}",
-        *(there, there.part(width), there.part(2 * width)),
+        *(there, there.part(width), there.part(width + shared)),
         device.upload(starts, "query_start"),
-        *(out, 3 * width, 3 * width, 3 * width, scale, *distance),
+        *(out, stride, stride, stride, scale, group, *distance),
         grid=(-(-max(lengths) // ROWS), heads, len(lengths)),
         block=THREADS,
     )
     q, k, v = (
-        part.reshape(tokens, heads, head_dim)
-        for part in np.split(stacked.astype(np.float64), 3, axis=1)
+        part.reshape(tokens, -1, head_dim)
+        for part in np.split(stacked.astype(np.float64), [width, width + shared], axis=1)
     )
     expected = ops.attend_all(
         *(q, k, v, starts, scale),
@@ -73,7 +75,13 @@ def test_every_length(device: Device, lengths: list[int]) -> None:
     check(got, expected, rtol=2e-3, atol=2e-3)
 
 
-@pytest.mark.parametrize("head_dim", [32, 64, 128])
+@pytest.mark.parametrize(("heads", "group"), [(3, 3), (6, 2)])
+def test_heads_of_queries_may_share_keys_and_values(device: Device, heads: int, group: int) -> None:
+    got, expected = attend(device, [33, 1], 32, heads, scale=0.3, reach=9, group=group)
+    check(got, expected, rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize("head_dim", [32, 64, 128, 256])
 def test_every_head_size(device: Device, head_dim: int) -> None:
     got, expected = attend(device, [70, 3], head_dim=head_dim, heads=3, scale=head_dim**-0.5)
     check(got, expected, rtol=2e-3, atol=2e-3)
@@ -86,7 +94,7 @@ def test_a_token_sees_those_within_reach(device: Device, lengths: list[int], rea
     check(got, expected, rtol=2e-3, atol=2e-3)
 
 
-@pytest.mark.parametrize("head_dim", [32, 64, 128])
+@pytest.mark.parametrize("head_dim", [32, 64, 128, 256])
 @pytest.mark.parametrize("reach", [3, 130])
 def test_reach_for_every_head_size(device: Device, head_dim: int, reach: int) -> None:
     got, expected = attend(device, [290, 5], head_dim, heads=1, scale=0.3, reach=reach)
@@ -99,7 +107,7 @@ def test_tiles_beyond_the_reach_of_a_block_are_left_out(device: Device) -> None:
     k[200:], v[200:] = np.nan, np.nan
     out = device.empty(q.shape, np.float16, "out")
     arrays = [device.upload(each) for each in (q, k, v, np.array([0, 300], np.int32))]
-    args = (*arrays, out, 64, 64, 64, 0.2, 8, None)
+    args = (*arrays, out, 64, 64, 64, 0.2, 1, 8, None)
     device.launch("rf_attention_full_near_d64", *args, grid=(3, 1, 1), block=THREADS)
     np.testing.assert_array_equal(out.get()[:ROWS], 1)
 
@@ -130,7 +138,7 @@ def test_queries_keys_and_values_may_lie_apart(device: Device) -> None:
     out = device.empty(q.shape, np.float16, "out")
     arrays = [device.upload(each) for each in (q, wide, v, starts)]
     device.launch(
-        "rf_attention_full_d32", *arrays, out, 64, 96, 64, 0.2, grid=(1, 2, 1), block=THREADS
+        "rf_attention_full_d32", *arrays, out, 64, 96, 64, 0.2, 1, grid=(1, 2, 1), block=THREADS
     )
     expected = ops.attend_all(q.astype(np.float64), k.astype(np.float64), v, starts, 0.2)
     check(out.get(), expected, rtol=2e-3, atol=2e-3)
@@ -144,7 +152,7 @@ def test_a_nan_stays_in_its_sequence_and_head(device: Device) -> None:
     out = device.empty(q.shape, np.float16, "out")
     arrays = [device.upload(each) for each in (q, k, v, starts)]
     device.launch(
-        "rf_attention_full_d32", *arrays, out, 64, 64, 64, 0.2, grid=(1, 2, 2), block=THREADS
+        "rf_attention_full_d32", *arrays, out, 64, 64, 64, 0.2, 1, grid=(1, 2, 2), block=THREADS
     )
     bad = np.asarray(np.isnan(out.get()).any(axis=2))
     assert bad[:20, 1].all()

@@ -11,7 +11,7 @@ import pytest
 from rocmforge.errors import ConfigurationError, UnsupportedArchitecture
 from rocmforge.gguf.checkpoint import read_checkpoint
 from rocmforge.gguf.reader import open_gguf
-from rocmforge.models.config import LatentConfig, ModelConfig
+from rocmforge.models.config import LatentConfig, ModelConfig, RopeConfig, RopeStyle
 from rocmforge.models.lora import Adapter
 from rocmforge.models.weights import present, take
 from rocmforge.opening import open_checkpoint
@@ -59,9 +59,18 @@ def test_heads_that_no_kernel_fits_are_refused(
         check_sizes(replace(config, layers=(first, replace(last, **changes))), HEADS)
 
 
-def test_an_encoder_whose_heads_share_keys_is_refused(config: ModelConfig) -> None:
-    with pytest.raises(UnsupportedArchitecture, match="as many of keys and values in an encoder"):
-        check_sizes(replace(config, causal=False), HEADS)
+def test_norms_of_heads_that_lanes_cannot_share_are_refused_in_an_encoder(
+    config: ModelConfig,
+) -> None:
+    encoder = replace(config, causal=False, architecture="gemma-embedding", rope=None)
+    heads = [HeadSize(size, size) for size in (8, 24)]
+    check_sizes(encoder, heads)
+    layers = [replace(layer, key_dim=24, value_dim=24) for layer in config.layers]
+    with pytest.raises(UnsupportedArchitecture, match="norms of heads of 24 elements"):
+        check_sizes(replace(encoder, layers=tuple(layers)), heads)
+    rope = RopeConfig(style=RopeStyle.NEOX, rotary_dim=16, theta=10.0, scaling=None)
+    with pytest.raises(UnsupportedArchitecture, match="16 rotating elements of normed heads"):
+        check_sizes(replace(encoder, rope=rope), heads)
 
 
 @pytest.mark.parametrize(

@@ -318,6 +318,36 @@ def test_what_we_cannot_do_after_the_model_is_refused(
     assert reason in refusal(folder)
 
 
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"activation_function": "torch.nn.modules.activation.Tanh"}, "Tanh' is not supported"),
+        ({"bias": True}, "a bias behind the pooling"),
+    ],
+)
+def test_matrices_behind_the_pooling_must_be_nothing_else(
+    changes: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    folder = write_folder(tiny_encoders.by_name("gemma-embedding"), tmp_path / "m")
+    path = folder / "2_Dense" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    assert reason in refusal(folder)
+
+
+def test_a_matrix_behind_the_pooling_that_is_missing_or_unknown_is_refused(
+    tmp_path: Path,
+) -> None:
+    folder = write_folder(tiny_encoders.by_name("gemma-embedding"), tmp_path / "m")
+    file = folder / "3_Dense" / "model.safetensors"
+    write_safetensors(file, {"other.weight": np.zeros((4, 4), np.float32)})
+    assert "3_Dense: other.weight" in refusal(folder)
+    write_safetensors(file, {"linear.weight": np.zeros((4, 4), np.float32)})
+    assert "3_Dense: linear.weight" in refusal(folder)
+    file.unlink()
+    with pytest.raises(ModelFileNotFound, match="3_Dense"), open_checkpoint(folder):
+        pass
+
+
 def test_a_module_in_another_folder_is_refused(tmp_path: Path) -> None:
     folder = write_folder(tiny_encoders.by_name("bert"), tmp_path / "m")
     pooling = [{"type": "sentence_transformers.models.Pooling", "path": "../secret"}]

@@ -297,6 +297,50 @@ def test_what_cannot_be_served_is_refused_by_name(
         read(write(tmp_path, "bert", keys=keys))
 
 
+def test_windows_of_gemma_count_both_sides_and_every_so_manyth_layer_has_none(
+    tmp_path: Path,
+) -> None:
+    config = read(write(tmp_path, "gemma-embedding"))
+    assert reaches_of(config) == (9, 9, None, 9)
+    assert config.pooling is PoolingType.MEAN
+    assert {(layer.num_heads, layer.num_kv_heads) for layer in config.layers} == {(4, 2)}
+
+
+@pytest.mark.parametrize("suffix", ["2", "3"])
+def test_matrices_behind_the_pooling_are_one_where_there_are_some(
+    suffix: str, tmp_path: Path
+) -> None:
+    both = [f"dense_{number}.weight" for number in "23"]
+    stored = gguf_tensors(by_name("gemma-embedding"))
+    with open_gguf(write(tmp_path, "gemma-embedding")) as file:
+        dense = read_checkpoint(file).weights["dense"].to_float32()
+    np.testing.assert_allclose(dense, stored[both[1]] @ stored[both[0]], rtol=1e-5, atol=1e-5)
+    with open_gguf(write(tmp_path, "gemma-embedding", tensors=dict.fromkeys(both))) as file:
+        assert "dense" not in read_checkpoint(file).weights
+    missing = {f"dense_{suffix}.weight": None}
+    with pytest.raises(UnsupportedTensor, match=f"dense_{suffix}.weight.*missing"):
+        read(write(tmp_path, "gemma-embedding", tensors=missing))
+    other = {f"dense_{suffix}.weight": np.zeros((48, 40), np.float32)}
+    with pytest.raises(UnsupportedTensor, match=r"dense_[23].weight.*its shape is"):
+        read(write(tmp_path, "gemma-embedding", tensors=other))
+
+
+@pytest.mark.parametrize(
+    ("keys", "error", "what"),
+    [
+        ({"attention.causal": True}, UnsupportedArchitecture, "causal attention"),
+        ({"attn_logit_softcapping": 5.0}, BadGguf, "attn_logit_softcapping"),
+        ({"pooling_type": 4}, UnsupportedArchitecture, "classification head"),
+    ],
+)
+def test_gemma_that_cannot_be_served_is_refused_by_name(
+    keys: dict[str, Any], error: type[RocmForgeError], what: str, tmp_path: Path
+) -> None:
+    prefixed = {f"gemma-embedding.{key}": value for key, value in keys.items()}
+    with pytest.raises(error, match=what):
+        read(write(tmp_path, "gemma-embedding", keys=prefixed))
+
+
 @pytest.mark.parametrize(
     ("keys", "what"),
     [

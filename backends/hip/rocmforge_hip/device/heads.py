@@ -58,5 +58,5 @@ CACHED_HEADS: Final = (
 )
 """Of attention over the cache."""
 
-FULL_HEADS: Final = (HeadSize(32, 32), HeadSize(64, 64), HeadSize(128, 128))
+FULL_HEADS: Final = tuple(HeadSize(size, size) for size in (32, 64, 128, 256))
 """Of attention to all of a prompt, in an encoder."""

@@ -148,16 +148,20 @@ def rf_rope_half(
     *,
     q: Pointer,
     k: Pointer,
+    q_norm: Pointer | None,
+    k_norm: Pointer | None,
     cosine: Pointer,
     sine: Pointer,
     positions: Pointer,
     q_stride: I64,
     k_stride: I64,
     heads: I32,
+    kv_heads: I32,
     head_dim: I32,
     rotary_dim: I32,
+    eps: F32,
 ) -> None:
-    """Rotates queries and keys, in place."""
+    """Norms heads of queries and keys, if there are weights for it, and rotates them, in place."""
 
 
 def rf_attention_full(
@@ -171,6 +175,7 @@ def rf_attention_full(
     k_stride: I64,
     v_stride: I64,
     scale: F32,
+    group: I32,
     reach: I32 | None = None,
     slopes: Pointer | None = None,
 ) -> None:

@@ -11,9 +11,11 @@ from rocmforge.models.config import (
     ActivationFunction,
     ConvolutionConfig,
     DeltaConfig,
+    LayerConfig,
     MambaConfig,
     ModelConfig,
 )
+from rocmforge.models.families import FAMILIES
 from rocmforge.models.lora import Adapter
 from rocmforge_hip.device.constants import MAX_SINK_DIM, MOST_EXPERTS
 from rocmforge_hip.device.heads import HeadSize
@@ -98,16 +100,27 @@ def _problems(config: ModelConfig, heads: Sequence[HeadSize]) -> Iterator[tuple[
             continue
         if (layer.num_heads, layer.key_dim) != (first.num_heads, first.key_dim):
             yield "heads that differ by layer", "the same heads in every layer of an encoder"
-        if layer.num_heads != layer.num_kv_heads:
-            yield (
-                f"{layer.num_heads} heads and {layer.num_kv_heads} of keys and values",
-                "as many of keys and values in an encoder",
-            )
-    rope = None if config.causal else config.rope
-    if rope is not None and rope.rotary_dim % ROPE_MULTIPLE:
-        yield f"{rope.rotary_dim} rotating elements of a head", f"multiples of {ROPE_MULTIPLE}"
+        if _norms_heads(config, layer) and not _is_power_of_two(layer.key_dim):
+            yield f"norms of heads of {layer.key_dim} elements", "powers of two in an encoder"
+    for rope in (config.rope, config.local_rope):
+        if config.causal or rope is None:
+            continue
+        if rope.rotary_dim % ROPE_MULTIPLE:
+            yield f"{rope.rotary_dim} rotating elements of a head", f"multiples of {ROPE_MULTIPLE}"
+        if _norms_heads(config, first) and rope.rotary_dim != first.key_dim:
+            yield f"{rope.rotary_dim} rotating elements of normed heads", str(first.key_dim)
     if config.hidden_size > MAX_NORM_DIM:
         yield f"a hidden size of {config.hidden_size}", f"up to {MAX_NORM_DIM}"
+
+
+def _norms_heads(config: ModelConfig, layer: LayerConfig) -> bool:
+    """Returns whether each head of queries and keys is normed for itself."""
+    has_norms = "attention.q_norm" in FAMILIES[config.architecture].has
+    return has_norms and not layer.joint_head_norms
+
+
+def _is_power_of_two(number: int) -> bool:
+    return number & (number - 1) == 0
 
 
 def _problems_of_delta(delta: DeltaConfig) -> Iterator[tuple[str, str]]:

@@ -197,8 +197,8 @@ class ActivationArrays(Generic[X]):
     intermediate: Forms[X]  # [T, intermediate_size]
     gemm_partial: X  # float32, results of splits of K
     arrived: X  # uint32, 0 between launches: kernels/include/rf/last_block.h
-    # Of causal models.
     post_normed: Forms[X] | None = None  # [T, hidden_size], what is added to the residual
+    # Of causal models.
     rotated: Forms[X] | None = None  # [T, num_heads * key_dim], queries
     logit_rows: Forms[X] | None = None  # [L, hidden_size], taken from `normed`
     logits: Forms[X] | None = None  # [L, V]
@@ -501,14 +501,18 @@ def _without_cache(
         product: forms(tokens, features, f16=True)
         for product, features in _qkv_features(weights).items()
     }
+    has_post_norms = weights.layers[0].attention_post_norm is not None
+    of_tokens = forms(tokens, hidden_size, f32=True)
     return ActivationArrays(
+        residual=of_tokens if has_post_norms else None,
         normed=forms(tokens, hidden_size, f32=True, f16=True),
+        post_normed=of_tokens if has_post_norms else None,
         qkv=qkv[Product.QKV],
         qkv_2=qkv.get(Product.QKV_2),
         qkv_3=qkv.get(Product.QKV_3),
         qkv_4=None,
         attended=forms(tokens, max(map(_attended_features, config.layers)), f16=True),
-        delta=forms(tokens, hidden_size, f32=True),
+        delta=of_tokens,
         intermediate=forms(tokens, _most_intermediate(config), f16=True),
         pooled=forms(pools, hidden_size, f32=True, f16=has_scores),
         dense=forms(pools, hidden_size, f32=True, f16=True) if has_dense else None,

@@ -17,9 +17,9 @@ from rocmforge_hip.device.memory import DeviceArray
 from rocmforge_hip.kernels import attention as kernels
 from rocmforge_hip.ops.activations import Activation
 from rocmforge_hip.ops.cached_attention import DeviceRopeTable
-from rocmforge_hip.ops.operands import f16_of
+from rocmforge_hip.ops.operands import f16_of, optional_vector
 from rocmforge_hip.ops.step import DeviceStep
-from rocmforge_hip.weights.formats import ceil_div
+from rocmforge_hip.weights.formats import Weight, ceil_div
 
 ROPE_MULTIPLE: Final = 16
 """Rotating elements of a head: eight pairs at a time."""
@@ -56,25 +56,38 @@ class FullAttention:
             for kind in ("full", "full_near")
         )
 
-    def rope(self, step: DeviceStep, q: Activation, k: Activation, spec: AttentionSpec) -> None:
-        """Rotates queries and keys, in place."""
+    def rope(
+        self,
+        step: DeviceStep,
+        q: Activation,
+        k: Activation,
+        norms: tuple[Weight | None, Weight | None],
+        spec: AttentionSpec,
+    ) -> None:
+        """Norms heads of queries and keys, if there are norms, and rotates them, in place."""
         table, rope = self._tables[spec.local_rope], self._config.rope_of(local=spec.local_rope)
         assert rope.style is RopeStyle.NEOX
         layer = self._config.layers[spec.layer]
-        chunks = 2 * layer.num_heads * (rope.rotary_dim // ROPE_MULTIPLE)
+        heads = layer.num_heads + layer.num_kv_heads
+        chunks = heads * (rope.rotary_dim // ROPE_MULTIPLE)
+        q_norm, k_norm = (optional_vector(norm, layer.key_dim) for norm in norms)
         self._rope.launch(
             (q.rows, ceil_div(chunks, _ROPE_THREADS), 1),
             _ROPE_THREADS,
             q=f16_of(q),
             k=f16_of(k),
+            q_norm=q_norm,
+            k_norm=k_norm,
             cosine=table.cos,
             sine=table.sin,
             positions=step.inputs.positions,
             q_stride=q.stride or q.features,
             k_stride=k.stride or k.features,
             heads=layer.num_heads,
+            kv_heads=layer.num_kv_heads,
             head_dim=layer.key_dim,
             rotary_dim=rope.rotary_dim,
+            eps=self._config.norm_eps,
         )
 
     def attend(
@@ -104,6 +117,7 @@ class FullAttention:
             k_stride=k.stride or k.features,
             v_stride=v.stride or v.features,
             scale=spec.scale,
+            group=layer.num_heads // layer.num_kv_heads,
             reach=reach if is_near else None,
             slopes=self._slopes,
         )

@@ -207,7 +207,8 @@ class HipOps:
         self, residual: Activation, delta: Activation, weight: Weight, bias: Weight | None
     ) -> Activation:
         out = self._normed(residual)
-        self._norms.add_norm(residual, delta, weight, bias, out, None)
+        total = residual.f32 if isinstance(self._norms, RmsNorms) else None
+        self._norms.add_norm(residual, delta, weight, bias, out, total)
         return out
 
     def two_norms_of_sum(
@@ -502,11 +503,17 @@ class HipOps:
         return x
 
     def rope(
-        self, step: DeviceStep, q: Activation, k: Activation, spec: AttentionSpec
+        self,
+        step: DeviceStep,
+        q: Activation,
+        k: Activation,
+        q_norm: Weight | None,
+        k_norm: Weight | None,
+        spec: AttentionSpec,
     ) -> tuple[Activation, Activation]:
         """Works in place."""
         assert self._full is not None
-        self._full.rope(step, q, k, spec)
+        self._full.rope(step, q, k, (q_norm, k_norm), spec)
         return q, k
 
     def attend_all(

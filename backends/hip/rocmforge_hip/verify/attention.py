@@ -114,6 +114,21 @@ def groups() -> Iterator[Group]:
             if seen == "all":
                 cases.append(Case("rope", f"heads of {head_dim}", HALF, _rope))
             yield Group(recipe, tuple(cases))
+        recipe = Recipe(
+            architecture="gemma-embedding",
+            hidden_size=2 * head_dim,
+            heads=3,
+            kv_heads=1,
+            head_dim=head_dim,
+            rotary_dim=head_dim,
+            window=21,
+        )
+        name = f"heads of {head_dim}, 3 to 1, sequences of {_LENGTHS} tokens, within reach"
+        cases = [
+            Case("full attention", name, _FULL, _attend_all),
+            Case("rope", f"normed heads of {head_dim}, 3 to 1", HALF, _rope),
+        ]
+        yield Group(recipe, tuple(cases))
 
 
 def _group(recipe: Recipe) -> Group:
@@ -239,7 +254,12 @@ def _rotated(
 def _rope(bench: Workbench) -> float:
     step = bench.step([(40, 30, [])])
     (q, k, _), (q_part, k_part, _) = _random_qkv(bench, 30)
-    got = bench.model.ops.rope(step, q_part, k_part, bench.spec)
+    values = present(bench.weights.layers[0].attention)
+    own = present(bench.model.weights.layers[0].attention)
+    got = bench.model.ops.rope(step, q_part, k_part, own.q_norm, own.k_norm, bench.spec)
+    if values.q_norm is not None and values.k_norm is not None:
+        q = oracle.rms_norm(q, values_of(values.q_norm), bench.config.norm_eps)
+        k = oracle.rms_norm(k, values_of(values.k_norm), bench.config.norm_eps)
     want = _rotated(bench, q, k, np.arange(10, 40))
     return max(
         error(bench.result(part).reshape(values.shape), values)
@@ -267,9 +287,10 @@ def _random_qkv(
 ) -> tuple[tuple[Float64, ...], tuple[Activation, Activation, Activation]]:
     """Returns query, key and value: their values, [tokens, heads, head_dim], and the halves."""
     layer = bench.config.layers[0]
-    halves = random_values(tokens, 3 * layer.query_features).astype(np.float16)
-    wide = halves.astype(np.float64).reshape(tokens, 3, layer.num_heads, layer.key_dim)
-    return tuple(np.moveaxis(wide, 1, 0)), bench.qkv(halves)
+    ends = layer.query_features, layer.query_features + layer.key_features
+    halves = random_values(tokens, ends[1] + layer.value_features).astype(np.float16)
+    parts = np.split(halves.astype(np.float64), ends, axis=1)
+    return tuple(part.reshape(tokens, -1, layer.key_dim) for part in parts), bench.qkv(halves)
 
 
 def _decode(bench: Workbench) -> float:

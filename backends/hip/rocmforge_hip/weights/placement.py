@@ -240,7 +240,7 @@ def _product(place: WeightPlace) -> Product | None:
             return Product.SCORES
         case "hidden_size" if place.name == "predictor.projection":
             return Product.RESIDUAL
-        case "hidden_size" if place.name == "patches.matrix":
+        case "hidden_size" if place.name in ("patches.matrix", "dense"):
             return Product.DELTA
         case "hidden_size":
             return Product.DENSE if place.layer is None else Product.DELTA

@@ -17,7 +17,8 @@ class Product(StrEnum):
     QKV_3 = auto()
     QKV_4 = auto()
     RESIDUAL = auto()  # with which a predictor begins
-    DELTA = auto()  # what attention, the feed-forward network or patches add to the residual
+    # What attention, the network or patches add to the residual, or makes embeddings at its end.
+    DELTA = auto()
     INTERMEDIATE = auto()  # of the feed-forward network
     GATE_UP = auto()  # gate and up before the gate is applied, where an adapter changes them
     PER_LAYER = auto()  # a token's other embedding, without what a table has of it

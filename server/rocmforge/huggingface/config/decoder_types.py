@@ -7,7 +7,7 @@ would be wrong.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -29,6 +29,7 @@ class DecoderType:
     norms_add_one: bool = False  # the weights of norms are stored less one
     size_key: str = "intermediate_size"  # of the features of a feed-forward network
     without_experts: str | None = None  # our architecture where no layer has some
+    seeing_both_sides: str | None = None  # our architecture where attention is to both sides
 
 
 _GEMMA: Final = {
@@ -354,7 +355,7 @@ DECODERS: Final[Mapping[str, DecoderType]] = MappingProxyType(
             scale_key="query_pre_attn_scalar",
             norms_add_one=True,
         ),
-        "gemma3_text": _GEMMA3,
+        "gemma3_text": replace(_GEMMA3, seeing_both_sides="gemma-embedding"),
         "gemma3": _GEMMA3,  # with images, of which only the text part is read
         "gemma4_text": _GEMMA4,
         "gemma4": _GEMMA4,  # with images and sound, of which only the text part is read

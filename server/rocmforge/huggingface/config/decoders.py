@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Final
 
 from rocmforge.errors import UnsupportedArchitecture
 from rocmforge.huggingface.config.decoder_types import DECODERS, DecoderType
@@ -36,6 +37,8 @@ from rocmforge.models.config import (
 from rocmforge.models.families import FAMILIES
 from rocmforge.models.pooling import PoolingType
 
+_BOTH_SIDES: Final = "use_bidirectional_attention"
+
 
 def read_decoder(config: JsonObject, name: str, pooling: PoolingType) -> tuple[ModelConfig, Rope]:
     """Reads the configuration of a decoder whose `model_type` has a row, and its rotation.
@@ -57,6 +60,8 @@ def text_part(config: JsonObject) -> tuple[JsonObject, DecoderType]:
     """Returns the part of a configuration that is about text, and its row, else the model's."""
     kind = DECODERS[config.get_str("model_type")]
     text = config.get_object("text_config") or config
+    if text is config and kind.seeing_both_sides and config.values.get(_BOTH_SIDES) is True:
+        return text, replace(kind, architecture=kind.seeing_both_sides)
     return text, DECODERS.get(text.get_str("model_type", ""), kind)
 
 
@@ -85,9 +90,9 @@ class _Reader:
     def read(self, name: str, pooling: PoolingType) -> tuple[ModelConfig, Rope]:
         config, kind, family = self._config, self._kind, self._family
         # Of images only, if Gemma 4 says so; they are refused.
-        if config.values.get("use_bidirectional_attention") not in (None, False, "vision"):
+        if family.causal and config.values.get(_BOTH_SIDES) not in (None, False, "vision"):
             raise UnsupportedArchitecture(
-                f"{kind.architecture} with attention to both sides (use_bidirectional_attention)",
+                f"{kind.architecture} with attention to both sides ({_BOTH_SIDES})",
                 tuple(DECODERS),
             )
         if (limit := config.get_float("clip_qkv", None)) is not None:
@@ -148,6 +153,8 @@ class _Reader:
             per_layer_size=self._per_layer_size(),
             pooling=pooling,
         )
+        if not found.causal and found.attention_softcap is not None:
+            raise config.bad("attn_logit_softcapping", "encoders cannot cap scores")
         return found, rope
 
     def _per_layer_size(self) -> int:
@@ -301,6 +308,8 @@ class _Reader:
         window = config.get_positive("sliding_window", None)
         if window is None:
             return (None,) * count
+        if not self._family.causal:  # it counts the tokens to both sides
+            window = window // 2 + 1
         if (flags := layer_flags(config, count)) is not None:
             return tuple(window if is_local else None for is_local in flags)
         if period == 1:

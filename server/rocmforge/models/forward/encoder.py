@@ -24,9 +24,11 @@ def hidden_states(config: ModelConfig, weights: ModelWeights[W], ops: Ops[A, W, 
     if (patches := weights.patches) is not None:
         delta = ops.linear(step, ops.patches(step), patches.matrix, patches.bias)
         return _pre_norm_layers(config, weights, ops, step, x, delta)
-    x = ops.norm(x, present(embedding.norm), embedding.norm_bias)
+    if embedding.norm is not None:
+        x = ops.norm(x, embedding.norm, embedding.norm_bias)
     layers = _pre_norm_layers if config.pre_norm else _post_norm_layers
-    return layers(config, weights, ops, step, x)
+    x = layers(config, weights, ops, step, x)
+    return x if weights.dense is None else ops.linear(step, x, weights.dense, None)
 
 
 def image_rows(
@@ -67,18 +69,24 @@ def _pre_norm_layers(
     """Runs layers that norm what each part reads; the sum goes on as it is (Warner et al. 2024).
 
     As in a decoder, each addition is done together with the norm that reads its result. Where there
-    is no delta to begin with, the first layer has no norm for its attention: what it reads is the
-    embedding's.
+    is no delta to begin with, the first layer may have no norm for its attention: then it reads
+    that of the embedding.
     """
     residual = x
     for spec, layer in zip(attention_specs(config), weights.layers, strict=True):
         if delta is not None:
             norm = present(layer.attention_norm), layer.attention_norm_bias
             residual, x = ops.add_norm(residual, delta, *norm)
+        elif layer.attention_norm is not None:
+            x = ops.norm(residual, layer.attention_norm, layer.attention_norm_bias)
         delta = _attend(config, present(layer.attention), ops, step, x, spec)
+        if layer.attention_post_norm is not None:
+            delta = ops.norm(delta, layer.attention_post_norm, None)
         norm = present(layer.feed_forward_norm), layer.feed_forward_norm_bias
         residual, x = ops.add_norm(residual, delta, *norm)
         delta = _feed_forward(config, present(layer.feed_forward), ops, step, x)
+        if layer.feed_forward_post_norm is not None:
+            delta = ops.norm(delta, layer.feed_forward_post_norm, None)
     norm = present(weights.output_norm), weights.output_norm_bias
     return ops.norm_of_sum(residual, present(delta), *norm)
 
@@ -94,12 +102,15 @@ def _attend(
     biases = attention.q_bias, attention.k_bias, attention.v_bias
     matrices = attention.q, present(attention.k), present(attention.v)
     q, k, v = ops.qkv(step, x, matrices, biases)
-    if attention.q_norm is not None:
-        q = ops.norm_projection(q, attention.q_norm, attention.q_norm_bias)
-    if attention.k_norm is not None:
-        k = ops.norm_projection(k, attention.k_norm, attention.k_norm_bias)
+    q_norm, k_norm = attention.q_norm, attention.k_norm
+    if config.layers[spec.layer].joint_head_norms:
+        if q_norm is not None:
+            q = ops.norm_projection(q, q_norm, attention.q_norm_bias)
+        if k_norm is not None:
+            k = ops.norm_projection(k, k_norm, attention.k_norm_bias)
+        q_norm = k_norm = None
     if config.rope is not None:
-        q, k = ops.rope(step, q, k, spec)
+        q, k = ops.rope(step, q, k, q_norm, k_norm, spec)
     attended = ops.attend_all(step, q, k, v, spec)
     return ops.linear(step, attended, attention.output, attention.output_bias)
 

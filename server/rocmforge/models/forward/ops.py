@@ -380,8 +380,19 @@ class Ops(Protocol[A, W, S]):
         """Returns the norm of queries or keys, all heads as one row; may overwrite x."""
         ...
 
-    def rope(self, step: S, q: A, k: A, spec: AttentionSpec) -> tuple[A, A]:
-        """Returns q and k, [T, num_heads * key_dim] each, rotated by the tokens' positions."""
+    def rope(
+        self, step: S, q: A, k: A, q_norm: W | None, k_norm: W | None, spec: AttentionSpec
+    ) -> tuple[A, A]:
+        """Returns q and k, normed by head if norms are given, and rotated by their positions.
+
+        Args:
+            step: Gives the positions.
+            q: [T, num_heads * key_dim].
+            k: [T, num_kv_heads * key_dim].
+            q_norm: [key_dim], of each head, or None.
+            k_norm: The same; None if the other is.
+            spec: Names the layer and its rope table.
+        """
         ...
 
     def attend_all(self, step: S, q: A, k: A, v: A, spec: AttentionSpec) -> A:
