@@ -288,6 +288,7 @@ def engine_config(front: ModelFront, settings: Settings) -> EngineConfig:
             front.config.max_context,
             causal=front.config.causal,
             has_drafter=front.has_drafter,
+            vision=front.vision,
         ),
         vocabulary=token_pieces(front.tokenizer) if front.config.causal else None,
         max_waiting=settings.max_waiting,
@@ -348,17 +349,24 @@ def find_draft(model: Checkpoint, settings: Settings) -> Path | None:
 
 
 def load_options(
-    settings: Settings, trained_context: int, *, causal: bool, has_drafter: bool = False
+    settings: Settings,
+    trained_context: int,
+    *,
+    causal: bool,
+    has_drafter: bool = False,
+    vision: VisionConfig | None = None,
 ) -> LoadOptions:
     """Derives load options, for a model trained with a context of `trained_context` tokens.
 
-    Unless the model is causal, a step has room for the longest prompt, which cannot be cut.
+    Unless the model is causal, a step has room for the longest prompt, which cannot be cut, and
+    for an image that cannot be cut beside all sequences.
     Without --max-context, the context may be lowered to what fits. There is room for draft tokens
     of a draft model or predictor if it has one.
     """
     context = min(settings.max_context or trained_context, trained_context)
     may_be_lowered = causal and settings.max_context is None
-    least_tokens = max(settings.max_sequences, 0 if causal else context)
+    of_image = 0 if vision is None else vision.whole_rows
+    least_tokens = max(settings.max_sequences + of_image, 0 if causal else context)
     drafted = settings.draft_tokens if has_drafter else 0
     return LoadOptions(
         device=settings.device,

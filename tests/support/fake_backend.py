@@ -383,6 +383,12 @@ class FakeRunner:
         self._require(len(adapters) == step.num_sequences, "number of adapters")
         self._require(bool((adapters < len(self._config.adapters)).all()), "unknown adapter")
         self._check_embeddings(step)
+        self._require(len(step.seen_ends) in (0, step.num_tokens), "where tokens see to")
+        if len(step.seen_ends):
+            is_there = step.seen_ends <= step.context_len[owner]
+            self._require(bool(is_there.all()), "a token sees what is not there yet")
+            is_behind = step.seen_ends > step.positions
+            self._require(bool(is_behind.all()), "a token does not see itself")
         self._check_slots(step, owner)
         drawn = step.positions[step.logit_rows] + 1
         self._require(bool((rows.position == drawn).all()), "position of the drawn token")

@@ -38,6 +38,7 @@ class Loaded:
             max_sequences=self.options.max_sequences,
             max_batched_tokens=self.options.max_batched_tokens,
             max_waiting=1000,
+            whole_rows=self.vision.whole_rows,
         )
         images = WaitingImages(self.tower, self.vision.processor, totals, kept_bytes)
         return EngineCore(self.runner, limits, lambda: next(clock), totals, images=images)
@@ -66,7 +67,8 @@ def shown(model: TinyTower, parts: Sequence[Sequence[int] | int], vision: Vision
     spans: list[TokenSpan | ImageSpan] = []
     for part in parts:
         if isinstance(part, int):
-            spans.append(image_span(tile(model, part, vision), PLACEHOLDER))
+            found = tile(model, part, vision)
+            spans.append(image_span(found, PLACEHOLDER, both_ways=vision.both_ways))
         else:
             spans.append(TokenSpan(ids=tuple(part)))
     return Prompt(spans=tuple(spans))

@@ -287,6 +287,7 @@ class ReferenceOps:
             softcap=spec.softcap,
             window=spec.window,
             sinks=_values(sinks),
+            seen_ends=step.input.seen_ends if len(step.input.seen_ends) else None,
         ).reshape(len(q), -1)
 
     def store_latent(self, step: Step, kv: Float32Array, norm: Weight, spec: AttentionSpec) -> None:
@@ -461,6 +462,9 @@ class ReferenceOps:
 
     def merge_rows(self, x: Float32Array, count: int) -> Float32Array:
         return x.reshape(len(x) // count, -1)
+
+    def norm_sums(self, x: Float32Array, weight: Weight, count: int) -> Float32Array:
+        return ops.rms_norm(x / count, weight.values, self._config.norm_eps)
 
 
 def _advance(

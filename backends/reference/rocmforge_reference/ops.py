@@ -280,10 +280,12 @@ def paged_attention(
     softcap: float | None,
     window: int | None,
     sinks: Array | None = None,
+    seen_ends: Int | None = None,
 ) -> Array:
     """Returns causal attention of a flat token batch over a paged cache (Kwon et al. 2023).
 
-    Each token attends to positions `max(0, p - window + 1)..p` of its sequence, p its own.
+    Each token attends to positions `max(0, p - window + 1)..p` of its sequence, p its own, and to
+    those behind it up to where it sees.
     Query head h reads key-value head `h // (heads / kv_heads)`.
 
     Args:
@@ -298,10 +300,13 @@ def paged_attention(
         softcap: Applied to the scaled scores, or None.
         window: In tokens, or None for all.
         sinks: [num_heads], scores that take their part of the softmax and have no value, or None.
+        seen_ends: [T], ascending in each sequence: the position behind the last one that the token
+            sees; None for its own.
 
     Returns:
         [T, heads, value_dim].
     """
+    ends = positions + 1 if seen_ends is None else seen_ends
     out = np.empty((*q.shape[:2], v_cache.shape[-1]), q.dtype)
     block_size = k_cache.shape[2]
     for sequence, context in enumerate(context_len):
@@ -316,12 +321,13 @@ def paged_attention(
         values = _gather(v_cache, blocks, context - first)
         for start in range(tokens.start, tokens.stop, QUERY_CHUNK):
             chunk = slice(start, min(start + QUERY_CHUNK, tokens.stop))
-            seen = -(-(int(positions[chunk.stop - 1]) + 1 - first) // KEY_TILE)
+            seen = -(-(int(ends[chunk.stop - 1]) - first) // KEY_TILE)
             out[chunk] = _attend(
                 q[chunk],
                 keys[:, :seen],
                 values[:, :seen],
                 positions[chunk] - first,
+                ends[chunk] - first,
                 scale,
                 softcap,
                 window,
@@ -397,6 +403,7 @@ def _attend(
     keys: Array,
     values: Array,
     positions: Int,
+    ends: Int,
     scale: float,
     cap: float | None,
     window: int | None,
@@ -419,9 +426,11 @@ def _attend(
     scores = softcap(scores, cap)
 
     row_position = np.zeros((padded.shape[1] // ROW_TILE, 1, ROW_TILE, 1), np.int64)
+    row_end = np.ones_like(row_position)
     row_position.reshape(-1)[:rows] = np.repeat(positions, group)
+    row_end.reshape(-1)[:rows] = np.repeat(ends, group)
     key_position = np.arange(key_tiles * KEY_TILE).reshape(key_tiles, 1, KEY_TILE)
-    visible = key_position <= row_position
+    visible = key_position < row_end
     if window is not None:
         visible &= key_position > row_position - window
     scores = np.where(visible, scores, -np.inf)

@@ -174,6 +174,10 @@ class StepInput:
     embedding_rows: Float32Array = field(  # [E, D]; [0, 0] if E is 0
         default_factory=lambda: np.zeros((0, 0), np.float32)
     )
+    # Position behind the last token that each token sees, where some see others behind them: rows
+    # of an image, whose whole span is in the cache once the step has run. Empty: each sees itself
+    # and what is before it. Windows begin where they do otherwise.
+    seen_ends: Int32Array = field(default_factory=lambda: np.zeros(0, np.int32))  # [T], ascending
     # Of a tower, the patch at each token, whose id is its place in its tile. Hidden ranges are the
     # patches of each row of embeddings, one range after the other: several of a sequence.
     patches: Float32Array = field(  # [T, ModelConfig.patch_features]; [0, 0] of other models

@@ -79,7 +79,11 @@ def plan_model(model: Path, settings: Settings, stated: int | None) -> PlanRepor
         drafting, alone = None, None
         has_drafter = settings.other_draft_model is not None or checkpoint.config.predicts
         options = load_options(
-            settings, trained, causal=checkpoint.config.causal, has_drafter=has_drafter
+            settings,
+            trained,
+            causal=checkpoint.config.causal,
+            has_drafter=has_drafter,
+            vision=checkpoint.vision,
         )
         if checkpoint.config.predicts:
             changed = msgspec.structs.replace(settings, draft_model=NO_DRAFT_MODEL)

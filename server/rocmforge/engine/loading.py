@@ -43,6 +43,7 @@ class Loaded:
     draft: Runner | None
     tower: Runner | None = None
     images: ProcessorConfig | None = None  # how they are prepared for the tower
+    whole_rows: int = 0  # as `VisionConfig.whole_rows`
     notes: tuple[str, ...] = ()  # of the model, beside its runner's
     fingerprint: bytes = b""  # of the model, 32 bytes; b"" = nobody wants to know
 
@@ -116,7 +117,10 @@ def load(start: Start, progress: ProgressCallback) -> Loaded:
         if start.tiers.folder is not None:
             loaded = replace(loaded, fingerprint=fingerprint_of(model, loaded.runner.info, options))
         if tower is not None and model.vision is not None:
-            loaded = replace(loaded, tower=tower, images=model.vision.processor)
+            vision = model.vision
+            loaded = replace(
+                loaded, tower=tower, images=vision.processor, whole_rows=vision.whole_rows
+            )
         loading.pop_all()
         trained = start.options.max_context
         if options.max_context != trained:

@@ -137,6 +137,7 @@ def run(start: Start, channel: Channel) -> int:
     if start.vocabulary is not None and runner.info.masks_tokens:
         grammars = Grammars(start.vocabulary, runner.info.vocab_size)
     try:
+        limits = replace(limits, whole_rows=loaded.whole_rows)
         tiers = open_tiers(runner, start.tiers, loaded.fingerprint, start.totals)
     except Exception as error:
         loaded.close()

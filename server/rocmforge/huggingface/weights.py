@@ -104,7 +104,7 @@ def read_weights(
             if path == "embedding.position" and 0 < first_position < part.shape[0]:
                 part = part.slice(0, first_position, part.shape[0])
             if norms_add_one and path.endswith("norm") and not path.endswith("delta.norm"):
-                part = _plus_one(part)
+                part = plus_one(part)
             elif path.endswith(("delta.decay", "mamba.decay")):  # its logarithm is stored
                 part = float32_tensor(f"-exp({part.name})", -np.exp(part.to_float32()))
             weights[path] = part
@@ -132,7 +132,8 @@ def _tensors_of_model(
     return found
 
 
-def _plus_one(norm: Tensor) -> Tensor:
+def plus_one(norm: Tensor) -> Tensor:
+    """Returns the weight of a norm that is stored less one."""
     return float32_tensor(f"1 + {norm.name}", norm.to_float32() + np.float32(1))
 
 

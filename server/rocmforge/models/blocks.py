@@ -404,9 +404,11 @@ class Patches(Generic[W]):
 class Projector(Generic[W]):
     """The end of a tower: the way from its hidden states to the embeddings of the model beside it.
 
-    It multiplies those of several patches side by side.
+    It multiplies those of several patches side by side, or the norm by root mean square of their
+    mean.
     """
 
+    norm: W | None = field(default=None, metadata=whole("hidden_size"))
     matrix: W = field(metadata=whole("output_size", "merged_features"))
 
 

@@ -422,6 +422,7 @@ class TowerConfig:
 
     patch_features: int  # numbers of a patch
     merged: int  # patches of a row, which follow each other
+    averages: bool = False  # a row is made of the mean of their hidden states, not of each
     embedding_size: int  # elements of a row: the hidden size of the model beside it
 
 
@@ -462,7 +463,9 @@ class ModelConfig:
     @property
     def merged_features(self) -> int:
         """Features that a tower makes a row of embeddings of; 0: it is none."""
-        return 0 if self.tower is None else self.hidden_size * self.tower.merged
+        if self.tower is None:
+            return 0
+        return self.hidden_size * (1 if self.tower.averages else self.tower.merged)
 
     @property
     def predictor_size(self) -> int:

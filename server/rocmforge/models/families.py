@@ -359,6 +359,7 @@ FAMILIES: Final[Mapping[str, ModelFamily]] = MappingProxyType(
             | {"attention_norm", "attention_norm_bias", "feed_forward_norm"}
             | {"feed_forward_norm_bias", "feed_forward.up_bias", "feed_forward.down_bias"}
             | {"output_norm", "output_norm_bias"},
+            may_have=frozenset({"projector.norm"}),
             causal=False,
             norm=NormKind.LAYER,
             activation=ActivationFunction.GELU_TANH,

@@ -172,6 +172,13 @@ def as_declared(tensor: Tensor, place: WeightPlace) -> Tensor:
     return tensor
 
 
+def turn_projection(weights: dict[str, Tensor]) -> None:
+    """Exchanges the axes of a tower's last matrix, which files of Gemma 3 have the other way."""
+    matrix = weights.get("projector.matrix")
+    if matrix is not None and len(matrix.shape) == 2:
+        weights["projector.matrix"] = Transposed(matrix)
+
+
 def join_experts(
     tensors: Mapping[str, Tensor], one: re.Pattern[str], together: str
 ) -> dict[str, Tensor]:

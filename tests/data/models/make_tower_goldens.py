@@ -31,7 +31,10 @@ torch = import_module("torch")
 transformers = import_module("transformers")
 
 GOLDENS = Path(__file__).with_name("tower_goldens.json")
-CLASSES = {"smolvlm": ("SmolVLM", "ForConditionalGeneration")}
+CLASSES = {
+    "smolvlm": ("SmolVLM", "ForConditionalGeneration"),
+    "gemma3": ("Gemma3", "ForConditionalGeneration"),
+}
 
 
 def build(model: TinyTower) -> Any:
@@ -41,7 +44,7 @@ def build(model: TinyTower) -> Any:
     network = getattr(transformers, stem + suffix)(config).eval()
     weights = {name: torch.from_numpy(value) for name, value in hf_weights(model).items()}
     missing, unexpected = network.load_state_dict(weights, strict=False)
-    assert not missing, missing
+    assert set(missing) <= ({"lm_head.weight"} if model.averages else set()), missing
     assert not unexpected, unexpected
     return network
 
@@ -63,7 +66,10 @@ def golden(model: TinyTower) -> dict[str, Any]:
         ids: list[int] = []
         for part in PARTS:
             ids += [PLACEHOLDER] * rows.shape[1] if isinstance(part, int) else part
-        logits = network(input_ids=torch.tensor([ids]), pixel_values=images).logits[0].numpy()
+        tokens, options = torch.tensor([ids]), {}
+        if model.averages:
+            options["token_type_ids"] = (tokens == PLACEHOLDER).int()
+        logits = network(input_ids=tokens, pixel_values=images, **options).logits[0].numpy()
     return {
         "rows": [[rounded(tile[row]) for row in GOLDEN_ROWS] for tile in rows],
         "logits": [rounded(logits[token]) for token in GOLDEN_TOKENS],

@@ -74,10 +74,22 @@ class TinyTower:
     seed: int
 
     @property
+    def averages(self) -> bool:
+        """Whether it has Gemma 3's end, with rows that see each other both ways."""
+        return bool(self.config["model_type"] == "gemma3")
+
+    @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The shapes of all weights, by Hugging Face's names."""
         text, vision = self.config["text_config"], self.config["vision_config"]
         hidden, size = text["hidden_size"], vision["hidden_size"]
+        if self.averages:
+            return {
+                **_text_shapes("model.language_model.", text, _GEMMA_NORMS),
+                **_vision_shapes("model.vision_tower.", vision),
+                "model.multi_modal_projector.mm_input_projection_weight": (size, hidden),
+                "model.multi_modal_projector.mm_soft_emb_norm.weight": (size,),
+            }
         merged = size * self.config["scale_factor"] ** 2
         return {
             **_text_shapes("model.text_model.", text),
@@ -87,7 +99,12 @@ class TinyTower:
         }
 
 
-def _text_shapes(prefix: str, text: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+_GEMMA_NORMS: Final = ("pre_feedforward_layernorm", "post_feedforward_layernorm")
+
+
+def _text_shapes(
+    prefix: str, text: dict[str, Any], norms: tuple[str, ...] = ()
+) -> dict[str, tuple[int, ...]]:
     hidden, inner, head = text["hidden_size"], text["intermediate_size"], text["head_dim"]
     q, kv = head * text["num_attention_heads"], head * text["num_key_value_heads"]
     layer = {
@@ -100,6 +117,8 @@ def _text_shapes(prefix: str, text: dict[str, Any]) -> dict[str, tuple[int, ...]
         "mlp.gate_proj": (inner, hidden),
         "mlp.up_proj": (inner, hidden),
         "mlp.down_proj": (hidden, inner),
+        **dict.fromkeys(norms, (hidden,)),
+        **({"self_attn.q_norm": (head,), "self_attn.k_norm": (head,)} if norms else {}),
     }
     return {
         f"{prefix}embed_tokens.weight": (text["vocab_size"], hidden),
@@ -159,7 +178,52 @@ SMOLVLM: Final = TinyTower(
     },
     seed=31,
 )
-TOWERS: Final = (SMOLVLM,)
+_LAYER_TYPES: Final = ("sliding_attention", "full_attention", "sliding_attention")
+GEMMA3: Final = TinyTower(
+    name="gemma3",
+    # Heads of 72, networks and patches whose sizes no 32 divides, and a window that is smaller than
+    # an image.
+    config={
+        "model_type": "gemma3",
+        "image_token_index": PLACEHOLDER,
+        "mm_tokens_per_image": 16,
+        "tie_word_embeddings": True,
+        "text_config": {
+            "model_type": "gemma3_text",
+            **_TEXT,
+            "num_hidden_layers": len(_LAYER_TYPES),
+            "rms_norm_eps": 1e-6,
+            "hidden_activation": "gelu_pytorch_tanh",
+            "tie_word_embeddings": True,
+            "query_pre_attn_scalar": 64,
+            "sliding_window": 7,
+            "layer_types": list(_LAYER_TYPES),
+            "rope_parameters": {
+                "full_attention": {"rope_type": "default", "rope_theta": 5000.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+            },
+        },
+        "vision_config": {
+            "model_type": "siglip_vision_model",
+            **_VISION,
+            "hidden_size": 144,
+            "intermediate_size": 176,
+            "image_size": 112,
+            "patch_size": 14,
+            "vision_use_head": False,
+        },
+    },
+    processor={
+        "do_pan_and_scan": None,
+        "size": {"height": 112, "width": 112},
+        "image_mean": [0.5, 0.5, 0.5],
+        "image_std": [0.5, 0.5, 0.5],
+        "resample": 2,
+        "rescale_factor": 1 / 255,
+    },
+    seed=32,
+)
+TOWERS: Final = (SMOLVLM, GEMMA3)
 
 
 def hf_weights(model: TinyTower) -> Tensors:
@@ -169,7 +233,10 @@ def hf_weights(model: TinyTower) -> Tensors:
     for name, shape in model.shapes.items():
         noise = rng.standard_normal(shape, dtype=np.float32)
         if "norm" in name and name.endswith("weight"):
-            weights[name] = 1 + np.float32(0.2) * noise
+            less = model.averages and ("language_model" in name or "soft_emb" in name)
+            weights[name] = 1 - less + np.float32(0.2) * noise
+        elif model.averages and "embed_tokens" in name:  # or the output would be the input
+            weights[name] = np.float32(0.05) * noise
         elif name.endswith("bias") or "embed_tokens" in name or "position" in name:
             weights[name] = np.float32(0.5) * noise
         else:
@@ -188,48 +255,65 @@ def pixels(model: TinyTower, tile: int) -> npt.NDArray[np.uint8]:
     return np.clip(smooth + noise, 0, 255).astype(np.uint8)
 
 
+_PUBLISHED: Final = {
+    "model.language_model.": "language_model.model.",
+    "model.vision_tower.": "vision_tower.vision_model.",
+    "model.multi_modal_projector.": "multi_modal_projector.",
+}
+"""Names of Gemma 3 as it was published, by those that Transformers has now."""
+
+
+def published(weights: Tensors) -> Tensors:
+    """Weights by their names in the files that there are."""
+
+    def name_of(name: str) -> str:
+        for prefix, old in _PUBLISHED.items():
+            if name.startswith(prefix):
+                return old + name.removeprefix(prefix)
+        return name
+
+    return {name_of(name): weight for name, weight in weights.items()}
+
+
 def write_tower_folder(model: TinyTower, path: Path, **config: Any) -> Path:
     """Writes the folder of a model, with changes to its configuration; returns its path."""
     path.mkdir(parents=True)
     (path / "config.json").write_text(json.dumps({**model.config, **config}))
     (path / "preprocessor_config.json").write_text(json.dumps(model.processor))
-    write_safetensors(path / "model.safetensors", hf_weights(model))
+    write_safetensors(path / "model.safetensors", published(hf_weights(model)))
     return path
 
 
-def write_tower_files(model: TinyTower, folder: Path, **keys: Any) -> Path:
+def write_tower_files(
+    model: TinyTower, folder: Path, *, exchanged: bool = False, **keys: Any
+) -> Path:
     """Writes a model and its tower as llama.cpp's converter does; returns the model's path.
 
     Args:
         model: The recipe.
         folder: Where both files go.
+        exchanged: Whether both matrices of networks have each other's names, as of old.
         keys: Of the tower, to write or, if None, to leave out; without "clip.vision.".
     """
     folder.mkdir(parents=True, exist_ok=True)
+    recipe = _gguf_recipe(model)
     text, vision = model.config["text_config"], model.config["vision_config"]
-    recipe = TinyModel(
-        name=model.name,
-        architecture="llama",
-        hf_class="Llama",
-        config=text,
-        keys={
-            "attention.key_length": text["head_dim"],
-            "attention.value_length": text["head_dim"],
-            "rope.freq_base": 10000.0,
-            "rope.dimension_count": text["head_dim"],
-        },
-    )
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.MMPROJ, vision["num_hidden_layers"])
     own, of_tower = {}, {}
-    for name, weight in hf_weights(model).items():
-        if "vision_model" in name or "connector" in name:
-            found = names.get_name(name, try_suffixes=(".weight", ".bias"))
+    for name, weight in published(hf_weights(model)).items():
+        if any(part in name for part in ("vision_model", "connector", "projector")):
+            plain = name.replace("_weight", ".weight")
+            found = names.get_name(plain, try_suffixes=(".weight", ".bias"))
             assert found is not None, name
-            of_tower[found] = weight
+            if exchanged:
+                other = {"ffn_up": "ffn_down", "ffn_down": "ffn_up"}
+                found = ".".join(other.get(part, part) for part in found.split("."))
+            of_tower[found] = weight + 1 if "soft_emb" in name else weight
         else:
-            plain = name.replace("text_model.", "")
+            plain = name.replace("text_model.", "").replace("language_model.model", "model")
             own[gguf_name(recipe, plain)] = gguf_layout(recipe, plain, weight)
-    tokens = [f"<{index}>" for index in range(text["vocab_size"] - 1)] + ["<image>"]
+    marker = "<image_soft_token>" if model.averages else "<image>"
+    tokens = [f"<{index}>" for index in range(text["vocab_size"] - 1)] + [marker]
     path = write_gguf(
         folder / "model.gguf", gguf_metadata(recipe) | {"tokenizer.ggml.tokens": tokens}, own
     )
@@ -242,21 +326,45 @@ def write_tower_files(model: TinyTower, folder: Path, **keys: Any) -> Path:
         "block_count": vision["num_hidden_layers"],
         "attention.head_count": vision["num_attention_heads"],
         "attention.layer_norm_epsilon": vision["layer_norm_eps"],
-        "projector.scale_factor": model.config["scale_factor"],
-        "preproc_image_size": model.processor["size"]["longest_edge"],
+        "projector.scale_factor": 2,
         "image_mean": np.array(model.processor["image_mean"], np.float32),
         "image_std": np.array(model.processor["image_std"], np.float32),
+        "preproc_image_size": model.processor["size"].get("longest_edge"),  # None of Gemma 3
         **keys,
     }
     metadata = {
         "general.architecture": "clip",
         "clip.has_vision_encoder": True,
-        "clip.projector_type": "idefics3",
+        "clip.projector_type": "gemma3" if model.averages else "idefics3",
         "clip.use_gelu": True,
         **{f"clip.vision.{key}": value for key, value in said.items() if value is not None},
     }
     write_gguf(folder / "mmproj-model-f32.gguf", metadata, of_tower)
     return path
+
+
+def _gguf_recipe(model: TinyTower) -> TinyModel:
+    """The model beside the tower, as GGUF files have it."""
+    text = model.config["text_config"]
+    keys: dict[str, Any] = {
+        "attention.key_length": text["head_dim"],
+        "attention.value_length": text["head_dim"],
+    }
+    if not model.averages:
+        keys |= {"rope.freq_base": 10000.0, "rope.dimension_count": text["head_dim"]}
+        return TinyModel(
+            name=model.name, architecture="llama", hf_class="Llama", config=text, keys=keys
+        )
+    rope = text["rope_parameters"]
+    keys |= {
+        "attention.sliding_window": text["sliding_window"],
+        "attention.sliding_window_pattern": 2,
+        "rope.freq_base": rope["full_attention"]["rope_theta"],
+        "rope.freq_base_swa": rope["sliding_attention"]["rope_theta"],
+    }
+    return TinyModel(
+        name=model.name, architecture="gemma3", hf_class="Gemma3", config=text, keys=keys
+    )
 
 
 @cache

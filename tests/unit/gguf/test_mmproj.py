@@ -12,12 +12,23 @@ import pytest
 from rocmforge.errors import ConfigurationError, RocmForgeError
 from rocmforge.gguf.checkpoint import open_gguf_checkpoint
 from rocmforge.opening import describe, open_checkpoint
-from tests.data.models.tiny_towers import SMOLVLM, write_tower_files, write_tower_folder
+from tests.data.models.tiny_towers import (
+    GEMMA3,
+    SMOLVLM,
+    TOWERS,
+    TinyTower,
+    write_tower_files,
+    write_tower_folder,
+)
 
 
-def test_a_tower_beside_its_model_is_that_of_the_folder(tmp_path: Path) -> None:
-    folder = write_tower_folder(SMOLVLM, tmp_path / "folder")
-    path = write_tower_files(SMOLVLM, tmp_path / "files")
+@pytest.mark.parametrize("exchanged", [False, True])
+@pytest.mark.parametrize("model", TOWERS, ids=lambda model: model.name)
+def test_a_tower_beside_its_model_is_that_of_the_folder(
+    model: TinyTower, exchanged: bool, tmp_path: Path
+) -> None:
+    folder = write_tower_folder(model, tmp_path / "folder")
+    path = write_tower_files(model, tmp_path / "files", exchanged=exchanged)
     with open_checkpoint(folder) as expected, open_checkpoint(path) as found:
         assert found.vision == expected.vision
         assert found.tower is not None
@@ -29,6 +40,14 @@ def test_a_tower_beside_its_model_is_that_of_the_folder(tmp_path: Path) -> None:
             got = found.tower.weights[name].to_float32()
             np.testing.assert_array_equal(got, tensor.to_float32(), err_msg=name)
     assert describe(path).vision is not None
+
+
+def test_a_file_of_gemma_3_need_not_say_how_many_patches_make_a_row(tmp_path: Path) -> None:
+    without: dict[str, Any] = {"projector.scale_factor": None}
+    path = write_tower_files(GEMMA3, tmp_path, **without)
+    with open_checkpoint(path) as checkpoint:
+        assert checkpoint.vision is not None
+        assert checkpoint.vision.processor.merge == 4
 
 
 def test_two_towers_beside_a_model_are_none(

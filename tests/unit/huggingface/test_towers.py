@@ -13,7 +13,13 @@ from rocmforge.errors import BadFolder, RocmForgeError, UnsupportedTensor
 from rocmforge.models.config import ActivationFunction
 from rocmforge.models.vision.config import ProcessorKind, Resampling
 from rocmforge.opening import describe, open_checkpoint
-from tests.data.models.tiny_towers import PLACEHOLDER, SMOLVLM, hf_weights, write_tower_folder
+from tests.data.models.tiny_towers import (
+    GEMMA3,
+    PLACEHOLDER,
+    SMOLVLM,
+    hf_weights,
+    write_tower_folder,
+)
 from tests.support.safetensors_writer import write_safetensors
 
 
@@ -111,3 +117,57 @@ def test_a_tower_lacks_no_weight(tmp_path: Path) -> None:
     write_safetensors(path / "model.safetensors", weights)
     with pytest.raises(UnsupportedTensor, match=missing):
         open_checkpoint(path)
+
+
+def gemma3(folder: Path, processor: dict[str, Any] | None = None, **config: Any) -> Path:
+    """The tiny Gemma 3 with changes to its processor and its configuration."""
+    path = write_tower_folder(GEMMA3, folder / "model", **config)
+    said = GEMMA3.processor | (processor or {})
+    (path / "preprocessor_config.json").write_text(json.dumps(said))
+    return path
+
+
+def test_gemma_3_scales_pictures_to_one_tile_whose_rows_see_each_other(tmp_path: Path) -> None:
+    vision = describe(gemma3(tmp_path)).vision
+    assert vision is not None
+    assert (vision.begin, vision.end) == ("\n\n<start_of_image>", "<end_of_image>\n\n")
+    assert (vision.marker, vision.placeholder) == ("<start_of_image>", PLACEHOLDER)
+    assert (vision.both_ways, vision.whole_rows) == (True, 16)
+    processor = vision.processor
+    assert processor.kind is ProcessorKind.GEMMA3
+    assert (processor.tile, processor.patch, processor.merge) == (112, 14, 2)
+
+
+def test_gemma_3_has_had_other_names_for_the_same_weights(tmp_path: Path) -> None:
+    path, weights = gemma3(tmp_path), hf_weights(GEMMA3)
+    with open_checkpoint(path) as checkpoint:
+        assert checkpoint.tower is not None
+        expected = {name: each.to_float32() for name, each in checkpoint.tower.weights.items()}
+    unused = {"model.vision_tower.head.probe": np.zeros((1, 1, 144), np.float32)}
+    write_safetensors(path / "model.safetensors", weights | unused)
+    with open_checkpoint(path) as checkpoint:
+        assert checkpoint.tower is not None
+        assert checkpoint.tower.weights.keys() == expected.keys()
+        for name, tensor in checkpoint.tower.weights.items():
+            np.testing.assert_array_equal(tensor.to_float32(), expected[name], err_msg=name)
+    norm = weights["model.multi_modal_projector.mm_soft_emb_norm.weight"]
+    np.testing.assert_array_equal(expected["projector.norm"], 1 + norm)
+    matrix = weights["model.multi_modal_projector.mm_input_projection_weight"]
+    np.testing.assert_array_equal(expected["projector.matrix"], matrix.T)
+
+
+@pytest.mark.parametrize(
+    ("processor", "config", "message"),
+    [
+        ({"do_pan_and_scan": True}, {}, "do_pan_and_scan"),
+        ({"size": {"height": 112, "width": 56}}, {}, "squares"),
+        ({"size": {"height": 56, "width": 56}}, {}, "tiles of its processor have 56 pixels"),
+        ({}, {"mm_tokens_per_image": 15}, "8 patches of a side do not make 15 rows"),
+        ({}, {"mm_tokens_per_image": 9}, "8 patches of a side do not make 9 rows"),
+    ],
+)
+def test_what_gemma_3_cannot_do_is_refused_by_its_name(
+    tmp_path: Path, processor: dict[str, Any], config: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(BadFolder, match=message):
+        open_checkpoint(gemma3(tmp_path, processor, **config))

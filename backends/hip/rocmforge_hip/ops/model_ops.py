@@ -396,6 +396,13 @@ class HipOps:
         rows, features = x.rows // count, x.features * count
         return Activation(x.arrays, rows, features, f16=f16_of(x).first(rows, features))
 
+    def norm_sums(self, x: Activation, weight: Weight, count: int) -> Activation:
+        """Norms the sums themselves, with as much more of what keeps norms from dividing by 0."""
+        out = empty(x.arrays, x.rows, x.features, half=True)
+        eps = self._resources.config.norm_eps * count * count
+        RmsNorms(self._resources.library, eps).norm(x, weight, None, out)
+        return out
+
     def rope_and_store(
         self,
         step: DeviceStep,

@@ -299,6 +299,7 @@ class HipRunner:
         if self._copies is not None:
             self._copies.before_step(step)
         assert len(step.window_tables) == self._info.window_groups, "a table for each group"
+        assert not len(step.seen_ends), "tokens that see others behind them"
         whole, step = step, as_decodes(step, self._limits.sequences)
         needs = SamplingNeeds.of(step.sampling)
         bucket = self._bucket(step, whole)

@@ -23,7 +23,10 @@ class PromptImage:
     @classmethod
     def of(cls, image: ProcessedImage, vision: VisionConfig) -> PromptImage:
         """Makes the spans of an image."""
-        return cls(image.layout, tuple(image_span(t, vision.placeholder) for t in image.tiles))
+        spans = (
+            image_span(tile, vision.placeholder, both_ways=vision.both_ways) for tile in image.tiles
+        )
+        return cls(image.layout, tuple(spans))
 
 
 def prompt_with_images(

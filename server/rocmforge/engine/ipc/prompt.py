@@ -38,6 +38,7 @@ class EmbeddingSpan(Message, frozen=True, tag=1):
     # its word for it.
     identity: bytes
     placeholder: int  # id of the token that the history of the sequence shows in their places
+    both_ways: bool = False  # each row sees those behind it in the span, too
 
     def __len__(self) -> int:
         return self.num_rows
@@ -71,6 +72,7 @@ class ImageSpan(Message, frozen=True, tag=2):
     num_rows: int  # of embeddings, at least one
     identity: bytes  # says which patches these are, as that of rows does
     placeholder: int  # id of the token that the history of the sequence shows in their places
+    both_ways: bool = False  # as of `EmbeddingSpan`
 
     def __len__(self) -> int:
         return self.num_rows
@@ -115,12 +117,13 @@ class Prompt(Message, frozen=True):
         return tuple(found)
 
 
-def image_span(tile: ImageTile, placeholder: int) -> ImageSpan:
+def image_span(tile: ImageTile, placeholder: int, *, both_ways: bool = False) -> ImageSpan:
     """Makes a span of a tile of an image; tiles with the same patches have one identity.
 
     Args:
         tile: As the model's processor has made it.
         placeholder: id of the token that the history shows in the places of its rows.
+        both_ways: Whether its rows see those behind them in it, too.
     """
     digest = blake2b(repr(tile.grid).encode() + tile.patches, digest_size=16, person=b"image")
     return ImageSpan(
@@ -129,6 +132,7 @@ def image_span(tile: ImageTile, placeholder: int) -> ImageSpan:
         num_rows=tile.num_rows,
         identity=digest.digest(),
         placeholder=placeholder,
+        both_ways=both_ways,
     )
 
 

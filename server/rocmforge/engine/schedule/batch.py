@@ -70,6 +70,7 @@ def build_step(
         window_slots=window_slots,
         embedding_tokens=embedding_tokens,
         embedding_rows=embedding_rows,
+        seen_ends=_seen_ends(chunks, positions, query_start),
     )
 
 
@@ -168,6 +169,22 @@ def _embeddings(chunks: list[Chunk], query_start: Int32Array) -> tuple[Int32Arra
     if not rows:
         return np.zeros(0, np.int32), np.zeros((0, 0), np.float32)
     return np.concatenate(tokens), np.concatenate(rows)
+
+
+def _seen_ends(chunks: list[Chunk], positions: Int32Array, query_start: Int32Array) -> Int32Array:
+    """Returns up to where each token sees, [T]; empty if none sees a token behind it."""
+    found = np.zeros(0, np.int32)
+    for chunk, offset in zip(chunks, query_start.tolist(), strict=False):
+        embeddings = chunk.sequence.embeddings
+        if embeddings is None or chunk.start >= chunk.sequence.num_prompt:
+            continue
+        end = chunk.start + chunk.num_tokens
+        ends = embeddings.seen_ends(chunk.start, end)
+        if ends is not None:
+            assert ends[-1] == end, "a chunk ends within an image"
+            found = found if len(found) else positions + np.int32(1)
+            found[offset : offset + len(ends)] = ends
+    return found
 
 
 def _offsets(counts: Int32Array) -> Int32Array:

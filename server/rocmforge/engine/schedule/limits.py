@@ -20,6 +20,8 @@ class SchedulerLimits:
     max_waiting: int  # unfinished requests beyond max_sequences
     max_score_rows: int = 256  # prompt tokens scored in one step: each costs a row of logits
     prefix_cache: bool = True
+    # Rows of an image that see each other both ways, which no step computes a part of; 0 = none do.
+    whole_rows: int = 0
     # A step in which sequences decode should take no longer for prompts; 0 = however long.
     max_stall_ns: int = 0
 
@@ -28,6 +30,11 @@ class SchedulerLimits:
             raise ConfigurationError(
                 f"The token budget of a step ({self.max_batched_tokens}) must not be below the "
                 f"number of concurrent sequences ({self.max_sequences}), which must be positive."
+            )
+        if self.max_sequences + self.whole_rows > self.max_batched_tokens:
+            raise ConfigurationError(
+                f"The token budget of a step ({self.max_batched_tokens}) must have room for the "
+                f"{self.whole_rows} rows of an image beside {self.max_sequences} sequences."
             )
 
     @property

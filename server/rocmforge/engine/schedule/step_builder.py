@@ -8,6 +8,7 @@ from rocmforge.backend.protocol import NO_SLOT, NO_SOURCE
 from rocmforge.engine.schedule.chunks import Chunk
 from rocmforge.engine.schedule.limits import SchedulerLimits
 from rocmforge.engine.schedule.time_budget import LEAST_TOKENS, TimeBudget
+from rocmforge.engine.sequence.embeddings import Embeddings
 from rocmforge.engine.sequence.sequence import Sequence
 
 TILE_TOKENS: Final = 64
@@ -28,6 +29,7 @@ class StepBuilder:
 
     def __init__(self, limits: SchedulerLimits, *, whole_prompts: bool = False) -> None:
         self._whole_prompts = whole_prompts
+        self._whole_rows = limits.whole_rows
         self.chunks: list[Chunk] = []
         self.sequences: set[Sequence] = set()  # of these chunks
         self._tokens_left = limits.max_batched_tokens
@@ -45,7 +47,8 @@ class StepBuilder:
 
     def reserve_half(self) -> None:
         """Keeps half of the room for `give_back`, and what the first in order gets anyway."""
-        self._tokens_reserved = (self._tokens_left + 1) // 2
+        half = (self._tokens_left + 1) // 2
+        self._tokens_reserved = min(max(half, self._whole_rows), self._tokens_left)
         self._tokens_left -= self._tokens_reserved
         self._least_tokens = 0
         if self._time is not None:
@@ -61,7 +64,7 @@ class StepBuilder:
 
     def room_for(self, seq: Sequence) -> int:
         """Returns how many tokens of the sequence may be computed in this step."""
-        count = min(seq.num_new, self._tokens_left)
+        most = count = min(seq.num_new, self._tokens_left)
         if self._whole_prompts and count < seq.num_new:
             return 0
         if self._time is not None:
@@ -71,8 +74,23 @@ class StepBuilder:
         if seq.scores_prompt:
             unscored = max(seq.num_computed, seq.num_scored)
             if unscored + self._score_rows_left < seq.num_prompt - 1:
-                count = min(count, unscored + self._score_rows_left - seq.num_computed)
+                most = min(most, unscored + self._score_rows_left - seq.num_computed)
+                count = min(count, most)
+        if seq.embeddings is not None:
+            return self._with_whole_images(seq.num_computed, seq.embeddings, count, most)
         return count
+
+    def _with_whole_images(self, start: int, embeddings: Embeddings, count: int, most: int) -> int:
+        """Returns how many of `count` tokens to compute, so that no image is cut.
+
+        The first prompt in order gets the whole of one however long that takes, if `most` tokens
+        have room for it: so it always gets on.
+        """
+        whole = embeddings.whole_end(start, start + count) - start
+        if whole > 0:
+            return whole
+        needed = embeddings.needed_end(start) - start
+        return needed if self._least_tokens and needed <= most else 0
 
     def _to_tile(self, count: int) -> int:
         """Returns how many of `count` tokens fill whole tiles of the step, if only few are lost."""
@@ -82,7 +100,9 @@ class StepBuilder:
 
     def room_for_draft_tokens(self, reserved: int) -> int:
         """Returns the room for draft tokens if `reserved` other sequences get a token each."""
-        return max(0, min(self._tokens_left - 1 - reserved, self._score_rows_left))
+        # An image of a prompt that waits for room gets it before they do.
+        left = self._tokens_left - 1 - reserved - self._whole_rows
+        return max(0, min(left, self._score_rows_left))
 
     def add(self, seq: Sequence, count: int, num_draft_tokens: int = 0) -> None:
         """Puts the next `count` tokens of a sequence and draft tokens behind them into the step."""

@@ -22,6 +22,7 @@ class _Placed:
     start: int  # position of its first row
     rows: Float32Array  # [num_rows, hidden_size]
     identity: bytes
+    both_ways: bool
 
     @property
     def end(self) -> int:
@@ -37,7 +38,8 @@ class Embeddings:
 
     def __init__(self, prompt: Prompt) -> None:
         self._spans = [
-            _Placed(start, span.values, span.identity) for start, span in prompt.embeddings
+            _Placed(start, span.values, span.identity, span.both_ways)
+            for start, span in prompt.embeddings
         ]
         self._ends = [span.end for span in self._spans]
         self.mask: npt.NDArray[np.bool_] = np.zeros(len(prompt), np.bool_)
@@ -62,6 +64,41 @@ class Embeddings:
         positions = [np.arange(first, stop, dtype=np.int32) for _, first, stop in pieces]
         rows = [span.rows[first - span.start : stop - span.start] for span, first, stop in pieces]
         return np.concatenate(positions), rows
+
+    def whole_end(self, start: int, end: int) -> int:
+        """Returns where a chunk from `start` may end at the latest, if it is to end by `end`.
+
+        Rows that see each other both ways need all of them in the cache before any attends, so no
+        chunk ends within their span. One may begin there: blocks that hold the first of them were
+        computed with all, and their keys say with which.
+
+        Returns:
+            `start` if the rows that stand there do not end by `end`.
+        """
+        for span, _, _ in self._pieces(max(start, end - 1), end) if end > start else ():
+            if span.both_ways and span.end > end:
+                return max(start, span.start)
+        return end
+
+    def needed_end(self, start: int) -> int:
+        """Returns where a chunk from `start` may end at the earliest, one token if it can."""
+        for span, _, _ in self._pieces(start, start + 1):
+            if span.both_ways:
+                return span.end
+        return start + 1
+
+    def seen_ends(self, start: int, end: int) -> Int32Array | None:
+        """Returns up to where each token of `start..end` sees: [end - start].
+
+        None if each sees itself and what is before it.
+        """
+        spans = [span for span, _, _ in self._pieces(start, end) if span.both_ways]
+        if not spans:
+            return None
+        ends = np.arange(start + 1, end + 1, dtype=np.int32)
+        for span in spans:
+            ends[max(span.start - start, 0) : span.end - start] = span.end
+        return ends
 
     def _pieces(self, start: int, end: int) -> Iterator[tuple[_Placed, int, int]]:
         """Yields each span that reaches into `start..end`, and the positions that it has there."""

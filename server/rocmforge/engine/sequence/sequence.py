@@ -9,6 +9,7 @@ import numpy as np
 from rocmforge.backend.protocol import NO_SOURCE, Float32Array, Int32Array
 from rocmforge.engine.constraint.constraint import Constraint
 from rocmforge.engine.ipc.params import GenerateRequest, RequestTiming, TokenLogprob
+from rocmforge.engine.ipc.prompt import EmbeddingSpan
 from rocmforge.engine.sequence.block_keys import BlockKey, chain_key, root_key
 from rocmforge.engine.sequence.drafting import Drafting, DraftMethod
 from rocmforge.engine.sequence.embeddings import Embeddings
@@ -109,6 +110,10 @@ class Sequence:
         prompt = np.array(request.prompt.token_ids, np.int32)
         # The rows that stand in the place of some of its tokens, which are placeholders then.
         self.embeddings = Embeddings(request.prompt) if request.prompt.embeddings else None
+        spans = request.prompt.spans
+        assert not (isinstance(spans[-1], EmbeddingSpan) and spans[-1].both_ways), (
+            "text follows an image: the last token of a prompt may never be computed"
+        )
         self.request = request
         self.sampling = sampling
         self.matcher = matcher  # what it may draw depends on every token before

@@ -161,6 +161,7 @@ def _with_rows(prompt: Prompt, rows: Rows) -> Prompt:
             num_rows=span.num_rows,
             identity=span.identity,
             placeholder=span.placeholder,
+            both_ways=span.both_ways,
         )
 
     return Prompt(

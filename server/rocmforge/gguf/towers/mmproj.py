@@ -17,7 +17,7 @@ from rocmforge.errors import BadGguf, BadTokenizer, ModelLoadError, UnsupportedA
 from rocmforge.gguf.reader import GgufFile, open_gguf
 from rocmforge.models.checkpoint import Checkpoint, Identity
 from rocmforge.models.config import MAX_LAYERS, ActivationFunction, LayerConfig, ModelConfig
-from rocmforge.models.layouts import as_declared
+from rocmforge.models.layouts import as_declared, turn_projection
 from rocmforge.models.rope import RopeFactors
 from rocmforge.models.vision.config import (
     ProcessorConfig,
@@ -30,6 +30,7 @@ from rocmforge.models.weights import check_weights, places
 
 _VISION: Final = "clip.vision."
 _MOST_PIXELS: Final = 65_536
+_GEMMA3_MERGE: Final = 4  # patches of a side that a row is made of, unless a file says so
 _OUTSIDE: Final = MappingProxyType(
     {
         "v.patch_embd.weight": "patches.matrix",
@@ -37,7 +38,9 @@ _OUTSIDE: Final = MappingProxyType(
         "v.position_embd.weight": "embedding.token",
         "v.post_ln.weight": "output_norm",
         "v.post_ln.bias": "output_norm_bias",
-        "mm.model.fc.weight": "projector.matrix",
+        "mm.model.fc.weight": "projector.matrix",  # of Idefics3; of Gemma 3:
+        "mm.input_projection.weight": "projector.matrix",
+        "mm.soft_emb_norm.weight": "projector.norm",
     }
 )
 _IN_LAYERS: Final = MappingProxyType(
@@ -52,6 +55,10 @@ _IN_LAYERS: Final = MappingProxyType(
         "ffn_down": "feed_forward.down",
     }
 )
+_KINDS: Final = MappingProxyType(
+    {"idefics3": ProcessorKind.IDEFICS3, "gemma3": ProcessorKind.GEMMA3}
+)
+"""By the type of the projector."""
 _LAYER: Final = re.compile(r"v\.blk\.(\d{1,4})\.(\w+)\.(weight|bias)")
 
 
@@ -92,22 +99,24 @@ def _read(
     if (architecture := file.get_str("general.architecture", "unknown")) != "clip":
         raise UnsupportedArchitecture(f"a tower of the architecture {architecture}", ("clip",))
     kinds = file.get_str("clip.projector_type", ""), file.get_str(f"{_VISION}projector_type", "")
-    if "idefics3" not in kinds:
+    kind = _KINDS.get(kinds[0]) or _KINDS.get(kinds[1])
+    if kind is None:
         raise UnsupportedArchitecture(
             f"a tower with the projector {' '.join(filter(None, kinds)) or 'that has no name'}",
-            ("idefics3",),
+            tuple(_KINDS),
         )
     if (size := file.get_int(f"{_VISION}projection_dim")) != embedding_size:
         raise ModelLoadError(
             f"{file.path} makes rows of {size} numbers, and the model has {embedding_size}: it is "
             "the tower of another model."
         )
-    processor = _processor(file)
-    marker = PLACEHOLDERS[processor.kind]
-    if marker not in tokens:
+    processor = _processor(file, kind)
+    markers = [marker for marker in PLACEHOLDERS[kind] if marker in tokens]
+    if not markers:
+        marker = PLACEHOLDERS[kind][-1]
         raise ModelLoadError(f"The model has no token {marker}, which stands for an image of it.")
     config = _config(file, processor, embedding_size)
-    return vision_config(processor, tokens.index(marker)), _checkpoint(file, config)
+    return vision_config(processor, tokens.index(markers[0])), _checkpoint(file, config)
 
 
 def _positive(file: GgufFile, key: str, most: int = 1 << 20) -> int:
@@ -125,18 +134,20 @@ def _colours(file: GgufFile, key: str) -> tuple[float, float, float]:
     return numbers[0], numbers[1], numbers[2]
 
 
-def _processor(file: GgufFile) -> ProcessorConfig:
+def _processor(file: GgufFile, kind: ProcessorKind) -> ProcessorConfig:
     """Reads how images are prepared; what such files do not say is as the family has it."""
-    tile = _positive(file, "image_size", _MOST_PIXELS)
-    patch, merge = _positive(file, "patch_size", tile), _positive(file, "projector.scale_factor")
+    tile, has_tiles = _positive(file, "image_size", _MOST_PIXELS), kind is ProcessorKind.IDEFICS3
+    patch, merge = _positive(file, "patch_size", tile), _GEMMA3_MERGE
+    if has_tiles or f"{_VISION}projector.scale_factor" in file.metadata:
+        merge = _positive(file, "projector.scale_factor")
     if tile // patch % merge:
         raise BadGguf(str(file.path), f"{tile // patch} patches of a side, {merge} to a row")
     return ProcessorConfig(
-        kind=ProcessorKind.IDEFICS3,
+        kind=kind,
         tile=tile,
-        longest_edge=_positive(file, "preproc_image_size", _MOST_PIXELS),
-        splits=True,
-        resampling=Resampling.LANCZOS,
+        longest_edge=_positive(file, "preproc_image_size", _MOST_PIXELS) if has_tiles else 0,
+        splits=has_tiles,
+        resampling=Resampling.LANCZOS if has_tiles else Resampling.BILINEAR,
         patch=patch,
         merge=merge,
         mean=_colours(file, "image_mean"),
@@ -184,6 +195,9 @@ def _checkpoint(file: GgufFile, config: ModelConfig) -> Checkpoint:
     for name, tensor in file.tensors.items():
         path = _path_of(name)
         weights[path] = as_declared(tensor, known[path]) if path in known else tensor
+    _exchange_networks(config, weights)
+    if config.tower is not None and config.tower.averages:
+        turn_projection(weights)
     theirs = {path: name for name, path in _OUTSIDE.items()}
     check_weights(config, weights, lambda path: theirs.get(path, path))
 
@@ -206,6 +220,19 @@ def _checkpoint(file: GgufFile, config: ModelConfig) -> Checkpoint:
         locate=file.locate,
         release=release,
     )
+
+
+def _exchange_networks(config: ModelConfig, weights: dict[str, Tensor]) -> None:
+    """Gives both matrices of networks their names, which old converters have exchanged."""
+    for index, layer in enumerate(config.layers):
+        up, down = (f"layers.{index}.feed_forward.{part}" for part in ("up", "down"))
+        wrong = config.hidden_size, layer.intermediate_size
+        if wrong[0] != wrong[1] and up in weights and weights[up].shape == wrong:
+            for end in ("", "_bias"):
+                exchanged = weights.pop(up + end, None), weights.pop(down + end, None)
+                for path, tensor in zip((down + end, up + end), exchanged, strict=True):
+                    if tensor is not None:
+                        weights[path] = tensor
 
 
 def _path_of(name: str) -> str:

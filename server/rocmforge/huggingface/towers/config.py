@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from math import isqrt
 from types import MappingProxyType
 from typing import Final
 
@@ -121,6 +122,29 @@ def _idefics3(config: JsonObject, vision: JsonObject, pictures: JsonObject) -> P
     )
 
 
+def _gemma3(config: JsonObject, vision: JsonObject, pictures: JsonObject) -> ProcessorConfig:
+    """Reads the processor of Gemma 3, which scales each picture to one tile."""
+    if pictures.get_bool("do_pan_and_scan", False):
+        raise pictures.bad("do_pan_and_scan", "pictures are not cut into crops")
+    size = pictures.get_object("size")
+    sides = {224} if size is None else {size.get_positive(key) for key in ("height", "width")}
+    tile = min(sides)
+    if len(sides) > 1 or tile > _MOST_PIXELS:
+        raise pictures.bad("size", f"tiles are squares of at most {_MOST_PIXELS} pixels a side")
+    rows = config.get_positive("mm_tokens_per_image", 256)
+    of_side, side = isqrt(rows), tile // vision.get_positive("patch_size")
+    if of_side * of_side != rows or side % of_side:
+        raise config.bad("mm_tokens_per_image", f"{side} patches of a side do not make {rows} rows")
+    return _processor(
+        pictures,
+        vision,
+        kind=ProcessorKind.GEMMA3,
+        tile=tile,
+        resampling=Resampling.BILINEAR,
+        merge=side // of_side,
+    )
+
+
 def _processor(
     pictures: JsonObject,
     vision: JsonObject,
@@ -176,7 +200,14 @@ _IDEFICS3: Final = TowerType(
     placeholder=128257,
 )
 
+_GEMMA3: Final = TowerType(
+    processor=_gemma3,
+    defaults=_SIGLIP | {"hidden_size": 768, "num_attention_heads": 12, "patch_size": 16},
+    placeholder_key="image_token_index",
+    placeholder=262144,
+)
+
 TOWERS: Final[Mapping[str, TowerType]] = MappingProxyType(
-    {"idefics3": _IDEFICS3, "smolvlm": _IDEFICS3}
+    {"idefics3": _IDEFICS3, "smolvlm": _IDEFICS3, "gemma3": _GEMMA3}
 )
 """By `model_type`."""

@@ -9,8 +9,14 @@ from typing import Final
 from rocmforge.huggingface.names import NameTable, weights_and_biases
 
 SIGLIP: Final = NameTable(
-    # Of SmolVLM, then of Gemma 3: as Transformers 4 wrote them, then as since then.
-    prefixes=("model.vision_model.", "vision_tower.vision_model.", "model.vision_tower."),
+    # Of SmolVLM, then of Gemma 3, which has had each of these.
+    prefixes=(
+        "model.vision_model.",
+        "model.vision_tower.vision_model.",
+        "model.vision_tower.",
+        "vision_tower.vision_model.",
+        "vision_tower.",
+    ),
     layer=re.compile(r"encoder\.layers\.(\d{1,4})\."),
     parts=MappingProxyType(
         weights_and_biases(
@@ -32,9 +38,20 @@ SIGLIP: Final = NameTable(
             "post_layernorm.weight": "output_norm",
             "post_layernorm.bias": "output_norm_bias",
             "model.connector.modality_projection.proj.weight": "projector.matrix",
+            **{
+                f"{prefix}multi_modal_projector.{name}": ours
+                for prefix in ("model.", "")
+                for name, ours in (
+                    ("mm_input_projection_weight", "projector.matrix"),
+                    ("mm_soft_emb_norm.weight", "projector.norm"),
+                )
+            },
         }
     ),
-    # The model beside it.
-    left_out=re.compile(r"^(model\.)?(text_model|language_model)\.|^lm_head\.|position_ids$"),
+    # The model beside it, and what makes one vector of an image.
+    left_out=re.compile(
+        r"^(model\.)?(text_model|language_model)\.|^lm_head\.|position_ids$"
+        r"|^(model\.)?vision_tower\.(vision_model\.)?head\."
+    ),
 )
 """A tower of the kind of SigLIP."""

@@ -11,9 +11,10 @@ from rocmforge.errors import BadTokenizer
 from rocmforge.huggingface.files.folder import Folder
 from rocmforge.huggingface.files.shards import WeightFile
 from rocmforge.huggingface.towers.names import SIGLIP
-from rocmforge.huggingface.weights import Locator, read_weights
+from rocmforge.huggingface.weights import Locator, plus_one, read_weights
 from rocmforge.models.checkpoint import Checkpoint, Identity
 from rocmforge.models.config import ModelConfig
+from rocmforge.models.layouts import turn_projection
 from rocmforge.models.rope import RopeFactors
 from rocmforge.models.weights import check_weights
 
@@ -36,6 +37,10 @@ def open_tower(
         UnsupportedTensor: One is missing, unexpected, or of a type or a shape that cannot be.
     """
     weights: dict[str, Tensor] = read_weights(config, files, SIGLIP)
+    if (tower := config.tower) is not None and tower.averages:
+        if (norm := weights.get("projector.norm")) is not None:
+            weights["projector.norm"] = plus_one(norm)
+        turn_projection(weights)
     stored = [info.name for file in files for info in file.tensors]
     prefix = SIGLIP.prefix_of(stored)
 

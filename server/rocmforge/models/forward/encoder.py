@@ -35,8 +35,14 @@ def image_rows(
     config: ModelConfig, projector: Projector[W], ops: Ops[A, W, S], step: S, hidden: A
 ) -> A:
     """Returns the rows of embeddings that a tower makes of its hidden states, [P, output_size]."""
-    assert config.tower is not None, "the model is a tower"
-    return ops.linear(step, ops.merge_rows(hidden, config.tower.merged), projector.matrix, None)
+    tower = config.tower
+    assert tower is not None, "the model is a tower"
+    if not tower.averages:
+        return ops.linear(step, ops.merge_rows(hidden, tower.merged), projector.matrix, None)
+    rows = ops.sum_hidden(step, hidden)
+    if projector.norm is not None:
+        rows = ops.norm_sums(rows, projector.norm, tower.merged)
+    return ops.linear(step, rows, projector.matrix, None)
 
 
 def _post_norm_layers(

@@ -235,6 +235,10 @@ class Ops(Protocol[A, W, S]):
         """Returns each so many rows that follow each other as one: [rows / count, ...]."""
         ...
 
+    def norm_sums(self, x: A, weight: W, count: int) -> A:
+        """Returns the norm of each row divided by `count`, by root mean square: [rows, ...]."""
+        ...
+
     def rope_and_store(
         self, step: S, q: A, k: A, v: A, q_norm: W | None, k_norm: W | None, spec: AttentionSpec
     ) -> A:

@@ -66,5 +66,11 @@ class VisionConfig(msgspec.Struct, frozen=True, kw_only=True):
     marker: str  # what a chat template writes for a picture; `expand` says what takes its place
     begin: str  # text before the rows of a tile
     end: str  # text behind the rows of the last one
+    both_ways: bool = False  # rows of a tile see those behind them in it, too
     whole: str = ""  # text behind `begin`, before the rows of the whole picture
     part: str = ""  # the same of a tile of it, with {row} and {column}, which count from 1
+
+    @property
+    def whole_rows(self) -> int:
+        """Most rows of embeddings that must be computed in one step; 0: none must."""
+        return self.processor.tile_rows if self.both_ways else 0

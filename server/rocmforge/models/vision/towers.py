@@ -20,18 +20,28 @@ _MARKERS: Final[Mapping[ProcessorKind, Mapping[str, str]]] = MappingProxyType(
             "whole": "<global-img>",
             "part": "<row_{row}_col_{column}>",
         },
+        ProcessorKind.GEMMA3: {
+            "marker": "<start_of_image>",
+            "begin": "\n\n<start_of_image>",
+            "end": "<end_of_image>\n\n",
+        },
     }
 )
-PLACEHOLDERS: Final[Mapping[ProcessorKind, str]] = MappingProxyType(
-    {ProcessorKind.IDEFICS3: "<image>"}
+_BOTH_WAYS: Final = frozenset({ProcessorKind.GEMMA3})
+PLACEHOLDERS: Final[Mapping[ProcessorKind, tuple[str, ...]]] = MappingProxyType(
+    {
+        ProcessorKind.IDEFICS3: ("<image>",),
+        # Not in all vocabularies: nothing but rows has it.
+        ProcessorKind.GEMMA3: ("<image_soft_token>", "<start_of_image>"),
+    }
 )
-"""The token that stands for a row, where a file does not say its id."""
+"""The token that stands for a row, where a file does not say its id: the first that there is."""
 
 
 def vision_config(processor: ProcessorConfig, placeholder: int) -> VisionConfig:
     """Returns how a model takes images that are prepared in this way."""
-    texts = _MARKERS[processor.kind]
-    return VisionConfig(processor=processor, placeholder=placeholder, **texts)
+    texts, both_ways = _MARKERS[processor.kind], processor.kind in _BOTH_WAYS
+    return VisionConfig(processor=processor, placeholder=placeholder, both_ways=both_ways, **texts)
 
 
 def siglip_config(
@@ -73,6 +83,7 @@ def siglip_config(
         tower=TowerConfig(
             patch_features=processor.patch_features,
             merged=processor.merge * processor.merge,
+            averages=processor.kind is ProcessorKind.GEMMA3,
             embedding_size=embedding_size,
         ),
     )
