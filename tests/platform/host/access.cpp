@@ -26,30 +26,39 @@ namespace {
                                              verb, size, reinterpret_cast<void*>(address)));
 }
 
-void check_shared(SharedMemory& shared, uintptr_t address, size_t size, AccessKind kind) {
+[[gnu::always_inline]] inline void check_shared(SharedMemory& shared, uintptr_t address,
+                                                size_t size, AccessKind kind) {
   BlockRunner& runner = block_runner();
   const Moment now = runner.now();
-  if (shared.access(address, size, kind, now, runner.first_epoch())) return;
+  if (shared.access(address, size, kind, now, runner.first_epoch())) [[likely]]
+    return;
   runner.stop(hipErrorLaunchFailure,
               shared.mistake(address, size, kind, now, runner.first_epoch()));
 }
 
-void check(uintptr_t address, size_t size, bool writes) {
-  if (memory().in_arena(address)) {
-    check_global(address, size, writes ? AccessKind::kStore : AccessKind::kLoad);
-    return;
-  }
+// What is no memory of the device, of the block or of the lane.
+void check_foreign(uintptr_t address, size_t size, bool writes) {
   BlockRunner& runner = block_runner();
   if (!runner.running()) return;  // a constructor of a kernel library
-  const Lane& lane = runner.lane();
-  if (address - lane.stack_begin < lane.stack_end - lane.stack_begin) return;
-  Module& module = *runner.launch().module;
-  SharedMemory* shared = module.shared_at(address);
-  if (shared && shared->has_arrays()) {
-    check_shared(*shared, address, size, writes ? AccessKind::kStore : AccessKind::kLoad);
+  if (writes || !runner.launch().module->is_constant(address)) {
+    refuse_foreign(address, size, writes);
+  }
+}
+
+[[gnu::always_inline]] inline void check(uintptr_t address, size_t size, bool writes) {
+  BlockRunner& runner = block_runner();
+  const AccessKind kind = writes ? AccessKind::kStore : AccessKind::kLoad;
+  if (runner.on_own_stack(address)) return;
+  if (memory().in_arena(address)) {
+    check_global(address, size, kind);
     return;
   }
-  if (writes || !module.is_constant(address)) refuse_foreign(address, size, writes);
+  SharedMemory* shared = runner.running() ? runner.launch().module->shared_at(address) : nullptr;
+  if (shared && shared->has_arrays()) {
+    check_shared(*shared, address, size, kind);
+  } else {
+    check_foreign(address, size, writes);
+  }
 }
 
 // The beginning of what the undefined behaviour sanitizer passes: where in the source.

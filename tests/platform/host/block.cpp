@@ -32,7 +32,6 @@ std::string place(const Lane& lane) {
 hipError_t BlockRunner::run(const Launch& launch) {
   const FaultGuard guard;
   launch_ = &launch;
-  wave_size_ = static_cast<unsigned>(options().wave);
   threads_ = static_cast<int>(launch.block[0] * launch.block[1] * launch.block[2]);
   error_ = hipSuccess;
   // Bytes know 16 bits of the number of the launch that wrote them, and zero for none. Before the
@@ -43,7 +42,7 @@ hipError_t BlockRunner::run(const Launch& launch) {
   }
   memory().trim_writers();
   random_.seed(options().seed);
-  visibility_.start_launch(wave_size_);
+  visibility_.start_launch();
   for (int i = 0; i < threads_; i++) {
     make_stack(lanes_[i], i);
     RfHostLane& info = *lanes_[i].info;
@@ -52,11 +51,12 @@ hipError_t BlockRunner::run(const Launch& launch) {
     info.thread[2] = i / launch.block[0] / launch.block[1];
     std::copy_n(launch.block, 3, info.block_dim);
     std::copy_n(launch.grid, 3, info.grid_dim);
-    info.lane = i % wave_size();
+    info.lane = i % options().wave;
   }
   const uint64_t blocks = uint64_t{launch.grid[0]} * launch.grid[1] * launch.grid[2];
   for (uint64_t i = 0; i < blocks && error_ == hipSuccess; i++) run_block(block_at(i, blocks));
   launch_ = nullptr;
+  current_ = &none_;
   return error_;
 }
 
@@ -77,7 +77,7 @@ void BlockRunner::run_block(uint64_t number) {
     lanes_[i].wait = Wait::kReady;
     start_at(lanes_[i], lane_entry);
   }
-  const int waves = (threads_ + wave_size() - 1) / wave_size();
+  const int waves = (threads_ + options().wave - 1) / options().wave;
   do {
     order(wave_order_, waves);
     for (int i = 0; i < waves && error_ == hipSuccess; i++) run_wave(wave_order_[i]);
@@ -86,23 +86,40 @@ void BlockRunner::run_block(uint64_t number) {
 
 // Runs a wave until all its lanes are at a barrier of the block or at the end.
 void BlockRunner::run_wave(int wave) {
-  const int first = wave * wave_size();
-  const int count = std::min(wave_size(), threads_ - first);
-  while (run_lanes(first, count) && finish_wave_operation(wave, first, count)) {
+  const int first = wave * options().wave;
+  const int count = std::min(options().wave, threads_ - first);
+  while (run_lanes(wave, first, count) && finish_wave_operation(wave, first, count)) {
   }
 }
 
 // Runs each ready lane until it stops. False if a finding ended the launch.
-bool BlockRunner::run_lanes(int first, int count) {
+bool BlockRunner::run_lanes(int wave, int first, int count) {
   order(lane_order_, count);
-  for (int i = 0; i < count; i++) {
-    Lane& lane = lanes_[first + lane_order_[i]];
+  wave_lanes_ = lanes_ + first;
+  next_ = lane_order_.data();
+  last_ = next_ + count;
+  now_ = {epoch_, wave_epochs_[wave], 0};
+  if (Lane* lane = next_ready()) rf_host_switch(&scheduler_, lane->stack_pointer);
+  return error_ == hipSuccess;
+}
+
+// Makes the next ready lane of the wave the running one; nullptr if there is none.
+Lane* BlockRunner::next_ready() {
+  while (next_ != last_) {
+    Lane& lane = wave_lanes_[*next_++];
     if (lane.wait != Wait::kReady) continue;
     current_ = &lane;
-    rf_host_switch(&scheduler_, lane.stack_pointer);
-    if (error_ != hipSuccess) return false;
+    now_.thread = static_cast<uint16_t>(&lane - lanes_);
+    return &lane;
   }
-  return true;
+  return nullptr;
+}
+
+// Goes on with the next lane where this one has stopped, or with the scheduler behind the last.
+// Straight from lane to lane: both stop in the same place, so the processor foresees the way.
+void BlockRunner::leave(Lane& lane) {
+  const Lane* next = next_ready();
+  rf_host_switch(&lane.stack_pointer, next ? next->stack_pointer : scheduler_);
 }
 
 void BlockRunner::lane_entry() {
@@ -110,7 +127,7 @@ void BlockRunner::lane_entry() {
   runner.launch_->kernel->call(runner.launch_->args.data());
   Lane& lane = *runner.current_;
   lane.wait = Wait::kDone;
-  rf_host_switch(&lane.stack_pointer, runner.scheduler_);
+  runner.leave(lane);
 }
 
 // Completes the operation all lanes of a wave wait in. False if they wait in none.
@@ -137,16 +154,14 @@ bool BlockRunner::finish_wave_operation(int wave, int first, int count) {
 }
 
 void BlockRunner::combine(Lane* lanes, int count, Wait operation) {
-  uint64_t values[64] = {};
-  void* operands[64] = {};
-  for (int i = 0; i < count; i++) {
-    values[i] = lanes[i].value;
-    operands[i] = lanes[i].operands;
-  }
   if (operation == Wait::kCompute) {
+    void* operands[64] = {};
+    for (int i = 0; i < count; i++) operands[i] = lanes[i].operands;
     lanes[0].compute(operands, count);
     return;
   }
+  uint64_t values[64];
+  for (int i = 0; i < count; i++) values[i] = lanes[i].value;
   uint64_t ballot = 0;
   for (int i = 0; i < count; i++) ballot |= uint64_t{values[i] != 0} << i;
   for (int i = 0; i < count; i++) {
@@ -210,7 +225,7 @@ uint64_t BlockRunner::wait(Wait reason, const char* file, int line, uint64_t val
   lane.line = line;
   lane.value = value;
   lane.source_lane = source_lane;
-  rf_host_switch(&lane.stack_pointer, scheduler_);
+  leave(lane);
   return lane.value;
 }
 

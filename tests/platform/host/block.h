@@ -50,20 +50,21 @@ class BlockRunner {
 
   const Launch& launch() const { return *launch_; }
   Lane& lane() { return *current_; }
-  Moment now() const {
-    const auto thread = static_cast<uint16_t>(current_ - lanes_);
-    return {epoch_, wave_epochs_[thread / wave_size_], thread};
+  bool on_own_stack(uintptr_t address) const {
+    return address - current_->stack_begin < kStackBytes;
   }
+  Moment now() const { return now_; }
   uint32_t first_epoch() const { return first_epoch_; }
   uint32_t launch_number() const { return launch_number_; }
   uint64_t block_number() const { return block_number_; }
 
  private:
-  int wave_size() const { return static_cast<int>(wave_size_); }
   static void lane_entry();
   void run_block(uint64_t number);
   void run_wave(int wave);
-  bool run_lanes(int first, int count);
+  bool run_lanes(int wave, int first, int count);
+  Lane* next_ready();
+  void leave(Lane& lane);
   bool finish_wave_operation(int wave, int first, int count);
   void combine(Lane* lanes, int count, Wait operation);
   bool finish_barrier();
@@ -73,11 +74,15 @@ class BlockRunner {
   void say(hipError_t error, const std::string& finding);
 
   Lane lanes_[kMaxThreads];
-  Lane* current_ = nullptr;
+  Lane none_;
+  Lane* current_ = &none_;     // the running lane, or the last one that ran
+  Moment now_;                 // as it sees it
   void* scheduler_ = nullptr;  // stack pointer of the scheduler while a lane runs
+  // The wave that runs: its first lane, and those whose turn has not come yet, in their order.
+  Lane* wave_lanes_ = nullptr;
+  const int *next_ = nullptr, *last_ = nullptr;
   const Launch* launch_ = nullptr;
   int threads_ = 0;
-  unsigned wave_size_ = 32;
   hipError_t error_ = hipSuccess;
   std::mt19937 random_;
   std::vector<int> wave_order_, lane_order_;

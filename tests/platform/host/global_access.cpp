@@ -1,9 +1,5 @@
 #include "global_access.h"
 
-#include <cstring>
-
-#include "block.h"
-#include "memory.h"
 #include "options.h"
 #include "report.h"
 
@@ -29,21 +25,8 @@ bool unordered(uint64_t earlier, uint64_t now) {
   if (earlier >> kLaunchShift != now >> kLaunchShift) return false;
   if (earlier >> kBlockShift != now >> kBlockShift) return true;
   if (earlier >> kEpochShift != now >> kEpochShift) return false;
-  const uint64_t wave = options().wave;
-  return (earlier & kThreadMask) / wave != (now & kThreadMask) / wave;
-}
-
-bool all_have(const uint8_t* states, size_t size, uint8_t bits) {
-  const uint64_t mask = 0x0101010101010101u * bits;
-  for (; size >= 8; size -= 8, states += 8) {
-    uint64_t word;
-    std::memcpy(&word, states, 8);
-    if ((word & mask) != mask) return false;
-  }
-  for (; size; size--, states++) {
-    if ((*states & bits) != bits) return false;
-  }
-  return true;
+  const int shift = options().wave_shift;
+  return (earlier & kThreadMask) >> shift != (now & kThreadMask) >> shift;
 }
 
 std::string describe(uintptr_t address) {
@@ -56,7 +39,9 @@ std::string span(size_t size, uintptr_t address, uintptr_t byte) {
                 describe(byte).c_str());
 }
 
-[[noreturn]] void refuse(uintptr_t address, size_t size, AccessKind kind) {
+}  // namespace
+
+void refuse_global(uintptr_t address, size_t size, AccessKind kind) {
   BlockRunner& runner = block_runner();
   const char* verb = kind == AccessKind::kLoad ? "reads" : "writes";
   const uint8_t access = kind == AccessKind::kLoad    ? kReadable
@@ -75,11 +60,12 @@ std::string span(size_t size, uintptr_t address, uintptr_t byte) {
               format("reads %s: nothing has been written there", span(size, address, at).c_str()));
 }
 
-void check_order(BlockRunner& runner, uintptr_t address, size_t size, AccessKind kind) {
-  if (*memory().page_writer(address) != runner.launch_number()) return;
+void check_order(uintptr_t address, size_t size, AccessKind kind) {
+  BlockRunner& runner = block_runner();
   const uint64_t tag = writer_tag(runner, kind);
   const uint64_t* writers = memory().writer(address);
   for (size_t i = 0; i < size; i++) {
+    if (i && writers[i] == writers[i - 1]) continue;
     const bool both_atomic =
         kind == AccessKind::kAtomic && (writers[i] & kThreadMask) == kAtomicWriter;
     if (both_atomic || !unordered(writers[i], tag)) continue;
@@ -94,7 +80,8 @@ void check_order(BlockRunner& runner, uintptr_t address, size_t size, AccessKind
   }
 }
 
-void record_write(BlockRunner& runner, uintptr_t address, size_t size, AccessKind kind) {
+void record_write(uintptr_t address, size_t size, AccessKind kind) {
+  BlockRunner& runner = block_runner();
   uint8_t* states = memory().state(address);
   uint64_t* writers = memory().writer(address);
   const uint64_t tag = writer_tag(runner, kind);
@@ -104,23 +91,6 @@ void record_write(BlockRunner& runner, uintptr_t address, size_t size, AccessKin
   }
   memory().note_writer(address, runner.launch_number());
   memory().note_writer(address + size - 1, runner.launch_number());
-}
-
-}  // namespace
-
-void check_global(uintptr_t address, size_t size, AccessKind kind) {
-  static constexpr uint8_t kNeeded[] = {
-      kReadable | kInitialised,
-      kWritable,
-      kReadable | kWritable | kInitialised,
-  };
-  BlockRunner& runner = block_runner();
-  if (!all_have(memory().state(address), size, kNeeded[static_cast<int>(kind)])) {
-    refuse(address, size, kind);
-  }
-  check_order(runner, address, size, kind);
-  memory().note_use(address, size, kind != AccessKind::kLoad);
-  if (kind != AccessKind::kLoad) record_write(runner, address, size, kind);
   if (kind == AccessKind::kStore) runner.visibility().store(runner.now());
   if (kind == AccessKind::kAtomic) runner.visibility().atomic(address, runner.now());
 }

@@ -3,13 +3,47 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
+
+#include "block.h"
+#include "memory.h"
 
 namespace host {
 
-enum class AccessKind { kLoad, kStore, kAtomic };
+// Whether each of these states has all of the bits.
+[[gnu::always_inline]] inline bool all_have(const uint8_t* states, size_t size, uint8_t bits) {
+  const uint64_t mask = 0x0101010101010101u * bits;
+  const auto has = [&](auto word) {
+    std::memcpy(&word, states, sizeof word);
+    return (word & static_cast<decltype(word)>(mask)) == static_cast<decltype(word)>(mask);
+  };
+  for (; size >= 8; size -= 8, states += 8) {
+    if (!has(uint64_t{})) return false;
+  }
+  if (size == 4) return has(uint32_t{});
+  for (; size; size--, states++) {
+    if (!has(uint8_t{})) return false;
+  }
+  return true;
+}
+
+[[noreturn]] void refuse_global(uintptr_t address, size_t size, AccessKind kind);
+// Ends the launch with a finding if others have written this before, with nothing in between.
+void check_order(uintptr_t address, size_t size, AccessKind kind);
+void record_write(uintptr_t address, size_t size, AccessKind kind);
 
 // Ends the launch with a finding if the running lane may not do this, else records it.
-// The address lies in the arena.
-void check_global(uintptr_t address, size_t size, AccessKind kind);
+// The address lies in the arena. Inlined, as sizes and kinds are constants where it is called.
+[[gnu::always_inline]] inline void check_global(uintptr_t address, size_t size, AccessKind kind) {
+  const uint8_t needed = kind == AccessKind::kLoad    ? kReadable | kInitialised
+                         : kind == AccessKind::kStore ? kWritable
+                                                      : kReadable | kWritable | kInitialised;
+  if (!all_have(memory().state(address), size, needed)) refuse_global(address, size, kind);
+  if (memory().page(address).writer == block_runner().launch_number()) {
+    check_order(address, size, kind);
+  }
+  memory().note_use(address, size, kind != AccessKind::kLoad);
+  if (kind != AccessKind::kLoad) record_write(address, size, kind);
+}
 
 }  // namespace host

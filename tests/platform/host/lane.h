@@ -25,6 +25,16 @@ enum class Wait : uint8_t {
 
 const char* name_of(Wait wait);
 
+enum class AccessKind { kLoad, kStore, kAtomic };
+
+// A moment in the life of a block, as one lane sees it. Epochs count barriers and never go back,
+// so what an earlier block left behind is recognised without clearing anything.
+struct Moment {
+  uint32_t epoch = 0;
+  uint16_t wave_epoch = 0;  // counts wave_sync() within the epoch
+  uint16_t thread = 0;
+};
+
 struct Lane {
   Wait wait = Wait::kDone;
   const char* file = "";  // where it has stopped

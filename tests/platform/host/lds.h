@@ -6,18 +6,10 @@
 #include <string>
 #include <vector>
 
-#include "global_access.h"
+#include "lane.h"
 #include "options.h"
 
 namespace host {
-
-// A moment in the life of a block, as one lane sees it. Epochs count barriers and never go back,
-// so what an earlier block left behind is recognised without clearing anything.
-struct Moment {
-  uint32_t epoch = 0;
-  uint16_t wave_epoch = 0;  // counts wave_sync() within the epoch
-  uint16_t thread = 0;
-};
 
 // Reads of one epoch by several threads: of one wave, whose number is added, or of any.
 inline constexpr uint16_t kSeveralOfWave = 0x8000, kSeveral = 0xFFFF;

@@ -13,7 +13,6 @@
 namespace host {
 namespace {
 
-constexpr size_t kPage = 4096;
 // Real allocators promise 256 bytes: do not give more by accident.
 constexpr size_t kAlignment = 256;
 constexpr size_t kMostWriters = size_t{256} << 20;  // bytes, between launches
@@ -41,12 +40,31 @@ size_t round_up(size_t bytes, size_t step) { return (bytes + step - 1) / step * 
 
 }  // namespace
 
+void Extent::include_granules(size_t first, size_t last) {
+  cover(first / 64, last / 64);
+  for (size_t granule = first; granule <= last;) {
+    const size_t bit = granule % 64;
+    const size_t bits = last - granule + 1 < 64 - bit ? last - granule + 1 : 64 - bit;
+    words_[granule / 64 - first_word_] |= (~uint64_t{0} >> (64 - bits)) << bit;
+    granule += bits;
+  }
+}
+
+void Extent::cover(size_t first, size_t last) {
+  if (words_.empty()) first_word_ = first;
+  if (first < first_word_) {
+    words_.insert(words_.begin(), first_word_ - first, 0);
+    first_word_ = first;
+  }
+  if (last >= first_word_ + words_.size()) words_.resize(last - first_word_ + 1);
+}
+
 Memory::Memory()
     : arena_(reinterpret_cast<uintptr_t>(reserve(kArenaBytes))),
       next_(arena_ + kPage),
       state_(static_cast<uint8_t*>(reserve(kArenaBytes))),
       writers_(static_cast<uint64_t*>(reserve(kArenaBytes * sizeof(uint64_t)))),
-      page_writers_(static_cast<uint32_t*>(reserve((kArenaBytes >> 12) * sizeof(uint32_t)))) {}
+      pages_(static_cast<Page*>(reserve(kArenaBytes / kPage * sizeof(Page)))) {}
 
 Allocation* Memory::allocate(size_t bytes, bool pinned) {
   if (!pinned && (bytes > options().memory || used_ > options().memory - bytes)) return nullptr;
@@ -62,6 +80,7 @@ Allocation* Memory::allocate(size_t bytes, bool pinned) {
   std::memset(reinterpret_cast<void*>(begin), kPoison, bytes);
   // The host fills pinned memory behind our back, so what is in it counts as initialised.
   std::memset(state(begin), kReadable | kWritable | (pinned ? kInitialised : 0), bytes);
+  for (uintptr_t at = begin; at < next_; at += kPage) page(at).owner = allocation.get();
   if (!pinned) used_ += bytes;
   return (allocations_[begin] = std::move(allocation)).get();
 }
@@ -136,17 +155,6 @@ void Memory::copy_initialised(uintptr_t to, uintptr_t from, size_t bytes) {
   for (size_t i = 0; i < bytes; i++) {
     target[i] = (target[i] & ~kInitialised) | (source[i] & kInitialised);
   }
-}
-
-void Memory::note_use(uintptr_t address, size_t size, bool writes) {
-  // Consecutive accesses mostly fall into the same allocation.
-  if (!recent_ || !recent_->contains(address, size)) {
-    recent_ = find(reinterpret_cast<void*>(address));
-  }
-  Allocation& a = *recent_;
-  if (a.read.empty() && a.written.empty()) touched_.push_back(&a);
-  const size_t offset = address - a.begin;
-  (writes ? a.written : a.read).include(offset, offset + size);
 }
 
 void Memory::forget_writers() {

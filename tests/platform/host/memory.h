@@ -33,12 +33,11 @@ struct Extent {
     begin = from < begin ? from : begin;
     end = to > end ? to : end;
     const size_t first = from / kGranule, last = (to - 1) / kGranule;
-    cover(first / 64, last / 64);
-    for (size_t granule = first; granule <= last;) {
-      const size_t bit = granule % 64;
-      const size_t bits = last - granule + 1 < 64 - bit ? last - granule + 1 : 64 - bit;
-      words_[granule / 64 - first_word_] |= (~uint64_t{0} >> (64 - bits)) << bit;
-      granule += bits;
+    const size_t word = first / 64 - first_word_;
+    if (first == last && word < words_.size()) {
+      words_[word] |= uint64_t{1} << first % 64;
+    } else {
+      include_granules(first, last);
     }
   }
   bool overlaps(const Extent& other) const {
@@ -55,15 +54,9 @@ struct Extent {
  private:
   static constexpr size_t kGranule = 32;
 
+  void include_granules(size_t first, size_t last);
   // Makes room for these words.
-  void cover(size_t first, size_t last) {
-    if (words_.empty()) first_word_ = first;
-    if (first < first_word_) {
-      words_.insert(words_.begin(), first_word_ - first, 0);
-      first_word_ = first;
-    }
-    if (last >= first_word_ + words_.size()) words_.resize(last - first_word_ + 1);
-  }
+  void cover(size_t first, size_t last);
 
   size_t first_word_ = 0;
   std::vector<uint64_t> words_;
@@ -99,6 +92,13 @@ struct Allocation {
   }
 };
 
+// Of the arena. No two allocations have a part of the same.
+inline constexpr size_t kPage = 4096;
+struct Page {
+  Allocation* owner;  // the only one there ever is
+  uint32_t writer;    // the last launch that wrote to it
+};
+
 class Memory {
  public:
   Memory();
@@ -118,13 +118,13 @@ class Memory {
   bool in_arena(uintptr_t address) const { return address - arena_ < kArenaBytes; }
   uint8_t* state(uintptr_t address) { return state_ + (address - arena_); }
   uint64_t* writer(uintptr_t address) { return writers_ + (address - arena_); }
-  uint32_t* page_writer(uintptr_t address) { return &page_writers_[(address - arena_) >> 12]; }
+  Page& page(uintptr_t address) { return pages_[(address - arena_) / kPage]; }
 
   // Notes which launch has written to the page of this address.
   void note_writer(uintptr_t address, uint32_t launch) {
-    uint32_t* page = page_writer(address);
-    if (*page == launch) return;
-    *page = launch;
+    uint32_t& writer = page(address).writer;
+    if (writer == launch) return;
+    writer = launch;
     pages_written_++;
   }
   // No byte was written by any launch.
@@ -137,7 +137,13 @@ class Memory {
   void copy_initialised(uintptr_t to, uintptr_t from, size_t bytes);
 
   // Widens what the running operation has read or written of the allocation at this address.
-  void note_use(uintptr_t address, size_t size, bool writes);
+  void note_use(uintptr_t address, size_t size, bool writes) {
+    if (!size) return;
+    Allocation& a = *page(address).owner;
+    if (a.read.empty() && a.written.empty()) touched_.push_back(&a);
+    const size_t offset = address - a.begin;
+    (writes ? a.written : a.read).include(offset, offset + size);
+  }
   // Hands over the allocations touched since the last call, with what was touched of them.
   std::vector<Allocation*> take_touched();
 
@@ -154,15 +160,14 @@ class Memory {
 
   uintptr_t arena_ = 0, next_ = 0;
   uint8_t* state_ = nullptr;
-  uint64_t* writers_ = nullptr;       // per byte: who wrote it last, see access.cpp
-  uint32_t* page_writers_ = nullptr;  // per page: the last launch that wrote to it
-  size_t pages_written_ = 0;          // by launches since writers were forgotten
+  uint64_t* writers_ = nullptr;  // per byte: who wrote it last, see access.cpp
+  Page* pages_ = nullptr;
+  size_t pages_written_ = 0;  // by launches since writers were forgotten
   size_t used_ = 0;
   uint64_t next_id_ = 1;
   std::map<uintptr_t, std::unique_ptr<Allocation>> allocations_;
   std::set<const void*> registered_;
   std::vector<Allocation*> touched_;
-  Allocation* recent_ = nullptr;
 };
 
 // The one instance, made at the first use.

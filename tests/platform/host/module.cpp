@@ -121,7 +121,7 @@ void resize_dynamic_lds(size_t bytes) {
 
 void* dynamic_lds() { return dynamic_memory; }
 
-SharedMemory* Module::shared_at(uintptr_t address) {
+SharedMemory* Module::find_shared(uintptr_t address) {
   if (dynamic_shared().contains(address)) return &dynamic_shared();
   for (const auto& memory : static_lds_) {
     if (memory->contains(address)) return memory.get();

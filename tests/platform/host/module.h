@@ -23,7 +23,10 @@ class Module {
   const RfHostKernel* kernel(const std::string& name) const;
 
   // The shared memory an address belongs to, dynamic or one of the library's, or nullptr.
-  SharedMemory* shared_at(uintptr_t address);
+  SharedMemory* shared_at(uintptr_t address) {
+    if (recent_ && recent_->contains(address)) return recent_;
+    return recent_ = find_shared(address);
+  }
   // Whether the address is one of the library's constants.
   bool is_constant(uintptr_t address) const;
 
@@ -41,12 +44,14 @@ class Module {
 
   Module() = default;
   void read_segments(const void* image);
+  SharedMemory* find_shared(uintptr_t address);
 
   void* library_ = nullptr;
   uintptr_t base_ = 0;
   int file_ = -1;  // stays open: its number is in the name by which the loader knows the library
   std::vector<Segment> segments_;
   std::vector<std::unique_ptr<SharedMemory>> static_lds_;
+  SharedMemory* recent_ = nullptr;  // what was found last
 };
 
 // The dynamic LDS of the running launch; `resize` comes before each launch.

@@ -4,8 +4,7 @@
 
 namespace host {
 
-void Visibility::start_launch(unsigned wave_size) {
-  wave_size_ = wave_size;
+void Visibility::start_launch() {
   arrivals_.clear();
   stored_late_.clear();
 }
@@ -19,24 +18,19 @@ void Visibility::start_block(uint64_t number) {
   std::fill_n(acquired_, kMaxWaves, 0);
 }
 
-void Visibility::store(const Moment& now) {
-  unreleased_[now.thread / wave_size_] = true;
-  if (arrived_epoch_ == now.epoch) stored_late_[block_] = now.epoch;
-}
-
 void Visibility::release(const Moment& now) {
-  const int wave = now.thread / wave_size_;
+  const int wave = wave_of(now.thread);
   unreleased_[wave] = false;
   released_epoch_[wave] = now.epoch;
 }
 
 void Visibility::acquire(const Moment& now) {
-  acquired_[now.thread / wave_size_] = static_cast<int>(seen_.size());
+  acquired_[wave_of(now.thread)] = static_cast<int>(seen_.size());
 }
 
 // A barrier lies between the releases of other waves and an arrival that tells of them.
 bool Visibility::has_released_all(const Moment& now) const {
-  const int own = now.thread / wave_size_;
+  const int own = wave_of(now.thread);
   for (int wave = 0; wave < kMaxWaves; wave++) {
     if (unreleased_[wave]) return false;
     if (wave != own && released_epoch_[wave] == now.epoch) return false;
@@ -57,8 +51,7 @@ void Visibility::atomic(uintptr_t address, const Moment& now) {
 
 bool Visibility::shows(uint64_t block, uint32_t epoch, uint64_t mask, const Moment& now) const {
   const auto seen = seen_.find(block);
-  if (seen == seen_.end() || seen->second.number >= acquired_[now.thread / wave_size_])
-    return false;
+  if (seen == seen_.end() || seen->second.number >= acquired_[wave_of(now.thread)]) return false;
   const uint64_t since = (seen->second.epoch - epoch) & mask;
   if (since > mask / 2) return false;  // written after it arrived
   const auto late = stored_late_.find(block);

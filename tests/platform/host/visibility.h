@@ -9,17 +9,20 @@
 #include <unordered_map>
 #include <vector>
 
-#include "lane.h"
+#include "lds.h"
 
 namespace host {
 
 class Visibility {
  public:
-  void start_launch(unsigned wave_size);
+  void start_launch();
   void start_block(uint64_t number);
 
   // A lane of the running block has stored something, or made an atomic operation, at this moment.
-  void store(const Moment& now);
+  void store(const Moment& now) {
+    unreleased_[wave_of(now.thread)] = true;
+    if (arrived_epoch_ == now.epoch) stored_late_[block_] = now.epoch;
+  }
   void atomic(uintptr_t address, const Moment& now);
   // The lane's wave has passed such a fence.
   void release(const Moment& now);
@@ -43,7 +46,6 @@ class Visibility {
 
   bool has_released_all(const Moment& now) const;
 
-  unsigned wave_size_ = 32;
   std::unordered_map<uintptr_t, std::vector<Arrival>> arrivals_;  // by counter
   // Blocks that have stored something since they arrived, in the epoch of that.
   std::unordered_map<uint64_t, uint32_t> stored_late_;
