@@ -48,6 +48,8 @@ WRITERS: dict[str, Callable[..., Path]] = {
 def loaded(
     request: pytest.FixtureRequest, model: TinyTower, backend: Backend, tmp_path: Path
 ) -> Iterator[Loaded]:
+    if model.is_qwen and request.param == "files":
+        pytest.skip("such files are not read yet")
     with ExitStack() as stack:
         yield load_both(stack, backend, WRITERS[request.param](model, tmp_path / "model"), OPTIONS)
 
@@ -59,7 +61,7 @@ def test_a_tower_makes_the_rows_of_transformers(model: TinyTower, loaded: Loaded
         loaded.tower.submit(image_step(number, span, loaded.vision.processor))
         hidden = loaded.tower.collect().hidden
         assert hidden is not None
-        assert hidden.shape == (span.num_rows, loaded.runner.info.embedding_size)
+        assert hidden.shape == (span.num_rows, loaded.tower.info.hidden_size)
         found = hidden[list(GOLDEN_ROWS)]
         assert np.abs(found - expected[number]).max() < TOLERANCE * expected.std()
 
@@ -80,6 +82,17 @@ def test_a_prompt_with_images_has_the_logits_of_transformers(
                     found[token] = value
     last = expected[GOLDEN_TOKENS.index(-1)]
     assert np.abs(found - last).max() < TOLERANCE * logits.std()
+
+
+def test_an_answer_after_images_is_that_of_transformers(model: TinyTower, loaded: Loaded) -> None:
+    """Also where steps cut through images."""
+    expected = goldens(model.name)["answer"]
+    prompt = shown(model, PARTS, loaded.vision)
+    sampling = SamplingParams(max_tokens=len(expected), temperature=0.0)
+    for budget in (256, 7):
+        core = replace(loaded, options=replace(OPTIONS, max_batched_tokens=budget)).core()
+        found, _ = tokens_of(core, [(prompt, sampling)])
+        assert found == [expected]
 
 
 def conversations() -> list[list[Sequence[int] | int]]:

@@ -61,6 +61,7 @@ class ReferenceOps:
         self._caches = caches
         self._states = states  # of each layer, [num_slots, ...] each
         self._window_groups = window_groups  # of each layer, 0 of those without a window
+        self._rows: list[Float32Array] = []  # of a tower, for inner layers of the model beside it
         self._hidden = hidden  # for the predictor, [blocks, 1, block_size, hidden_size]
 
     @property
@@ -93,7 +94,19 @@ class ReferenceOps:
         if types is not None:
             x = x + types.values[0]
         if len(step.input.embedding_tokens):
-            x[step.input.embedding_tokens] = step.input.embedding_rows
+            x[step.input.embedding_tokens] = step.input.embedding_rows[:, : x.shape[1]]
+        return x
+
+    def embed_between(self, step: Step, table: Weight) -> Float32Array:
+        rows, shares = table.values[step.input.place_ids], step.input.place_shares
+        x: Float32Array = (rows * shares[..., None]).sum(axis=1)
+        return x
+
+    def add_embeddings(self, step: Step, x: Float32Array, part: int) -> Float32Array:
+        width = x.shape[1]
+        own = step.input.embedding_rows[:, part * width : (part + 1) * width]
+        if own.shape[1]:
+            x[step.input.embedding_tokens] += own
         return x
 
     def norm(self, x: Float32Array, weight: Weight | None, bias: Weight | None) -> Float32Array:
@@ -219,8 +232,8 @@ class ReferenceOps:
         own = inputs[:, layer * size : (layer + 1) * size]
         return ops.activate(gate, ActivationFunction.GELU_TANH) * own
 
-    def gelu(self, x: Float32Array) -> Float32Array:
-        return ops.activate(x, self._config.activation)
+    def gelu(self, x: Float32Array, activation: ActivationFunction) -> Float32Array:
+        return ops.activate(x, activation)
 
     def rope_and_store(
         self,
@@ -404,6 +417,10 @@ class ReferenceOps:
         table = self._tables.local_table if spec.local_rope else self._tables.table
         assert table is not None
         positions, rope = step.input.positions, self._config.rope_of(local=spec.local_rope)
+        by_axes = self._tables.by_axes
+        if by_axes is not None and len(step.input.axis_positions) and not spec.local_rope:
+            rows = by_axes.rows(step.input.axis_positions)
+            return ops.rope(x, rows.cos, rows.sin, rope.style)
         return ops.rope(x, table.cos[positions], table.sin[positions], rope.style)
 
     def attend_all(
@@ -459,6 +476,12 @@ class ReferenceOps:
 
     def patches(self, step: Step) -> Float32Array:
         return step.input.patches
+
+    def keep_rows(self, step: Step, rows: Float32Array, part: int) -> None:
+        self._rows = [*self._rows[: part - 1], rows]
+
+    def image_rows(self, step: Step, rows: Float32Array) -> Float32Array:
+        return np.concatenate([rows, *self._rows], axis=1)
 
     def merge_rows(self, x: Float32Array, count: int) -> Float32Array:
         return x.reshape(len(x) // count, -1)

@@ -169,19 +169,29 @@ class StepInput:
     hidden_ranges: Int32Array = field(default_factory=lambda: np.zeros((0, 2), np.int32))  # [P, 2]
     # Tokens, in ascending order, and the embeddings to compute on instead of the table's rows for
     # them. Nothing scales these rows. The ids of these tokens are placeholders, which are in the
-    # vocabulary. Only for backends with `RunnerInfo.embedding_size`, which is D.
+    # vocabulary. Only for backends with `RunnerInfo.embedding_size`, which is D. Behind a row there
+    # may be others, which are added to the hidden state behind the first layers, one for each.
     embedding_tokens: Int32Array = field(default_factory=lambda: np.zeros(0, np.int32))  # [E]
-    embedding_rows: Float32Array = field(  # [E, D]; [0, 0] if E is 0
+    embedding_rows: Float32Array = field(  # [E, parts * D]; [0, 0] if E is 0
         default_factory=lambda: np.zeros((0, 0), np.float32)
     )
     # Position behind the last token that each token sees, where some see others behind them: rows
     # of an image, whose whole span is in the cache once the step has run. Empty: each sees itself
     # and what is before it. Windows begin where they do otherwise.
     seen_ends: Int32Array = field(default_factory=lambda: np.zeros(0, np.int32))  # [T], ascending
+    # Positions that queries and keys rotate by, of a model whose positions have axes: time, row and
+    # column, or of a tower row and column. Empty: all are `positions`.
+    axis_positions: Int32Array = field(default_factory=lambda: np.zeros((0, 0), np.int32))  # [T, A]
     # Of a tower, the patch at each token, whose id is its place in its tile. Hidden ranges are the
     # patches of each row of embeddings, one range after the other: several of a sequence.
     patches: Float32Array = field(  # [T, ModelConfig.patch_features]; [0, 0] of other models
         default_factory=lambda: np.zeros((0, 0), np.float32)
+    )
+    # Of a tower with a table for places of its own, the four rows of it between which each patch
+    # lies, and how much of each is taken; else empty.
+    place_ids: Int32Array = field(default_factory=lambda: np.zeros((0, 4), np.int32))  # [T, 4]
+    place_shares: Float32Array = field(  # [T, 4]
+        default_factory=lambda: np.zeros((0, 4), np.float32)
     )
 
     def __post_init__(self) -> None:

@@ -285,3 +285,42 @@ class MatrixProduct(Derived):
         """The stored data, in new memory."""
         values = self.second.to_float32() @ self.first.to_float32()
         return float32_tensor(self.name, values).data
+
+
+class Summed(Derived):
+    """The sum of tensors as float32, with other axes: reads nothing until its data are asked for.
+
+    So is a matrix that all pictures of a film are multiplied with, where they are one picture.
+    """
+
+    __slots__ = ("parts",)
+
+    parts: tuple[Tensor, ...]
+
+    def __init__(self, name: str, parts: Sequence[Tensor], shape: tuple[int, ...]) -> None:
+        """Makes it.
+
+        Args:
+            name: What it is called in messages.
+            parts: At least one.
+            shape: Of the sum.
+
+        Raises:
+            UnsupportedTensor: A part has not so many elements.
+        """
+        for part in parts:
+            if prod(part.shape) != prod(shape):
+                raise UnsupportedTensor(part.name, f"its shape is {part.shape}, not {shape}")
+        self._set(name, shape, FORMATS["f32"])
+        object.__setattr__(self, "parts", tuple(parts))
+
+    @property
+    def data(self) -> npt.NDArray[np.uint8]:
+        """The sum, in new memory."""
+        total = sum(part.to_float32().reshape(self.shape) for part in self.parts)
+        return np.ascontiguousarray(total, "<f4").view(np.uint8)
+
+    def slice(self, axis: int, start: int, stop: int) -> Tensor:
+        """Returns `start:stop` along an axis, of a sum that is made now."""
+        values: npt.NDArray[np.float32] = self.data.view("<f4")
+        return float32_tensor(self.name, values).slice(axis, start, stop)

@@ -30,6 +30,7 @@ from rocmforge.models.config import (
     RopeScaling,
     RopeScalingKind,
     RopeStyle,
+    axes_of_pairs,
     layer_without_attention,
     share_caches,
 )
@@ -376,9 +377,7 @@ class ConfigReader(KeyReader):
                 f"{self._name} with queries, keys and values within {limit} ({self._key(suffix)})",
                 self._known,
             )
-        if not self._family.has_position_axes and any(
-            self._file.get_ints(self._key("rope.dimension_sections"), [])[1:]
-        ):
+        if self._family.axes is None and any(self._sections()[1:]):
             raise UnsupportedArchitecture(
                 f"{self._name} with positions on several axes "
                 f"({self._key('rope.dimension_sections')})",
@@ -460,12 +459,30 @@ class ConfigReader(KeyReader):
             self._key("rope.scaling.finetuned"), True
         ):
             return None
+        rotary_dim = self._rotary_dim(head_dim)
         return RopeConfig(
             style=self._rope_style,
-            rotary_dim=self._rotary_dim(head_dim),
+            rotary_dim=rotary_dim,
             theta=self._theta("rope.freq_base", 10000.0),
             scaling=self._rope_scaling(context),
+            axes=self._axes(rotary_dim // 2),
         )
+
+    def _sections(self) -> list[int]:
+        """Returns the pairs of a head for each axis of positions, as far as a file says it."""
+        found = self._file.get_ints(self._key("rope.dimension_sections"), None)
+        return [] if found is None else [int(count) for count in found]
+
+    def _axes(self, pairs: int) -> tuple[int, ...]:
+        sections = self._sections()
+        if self._family.axes is None or not any(sections):
+            return ()
+        while not sections[-1]:
+            sections = sections[:-1]
+        if min(sections) < 0 or sum(sections) != pairs:
+            reason = f"{sections} are not the {pairs} pairs of a head"
+            raise self._bad("rope.dimension_sections", reason)
+        return axes_of_pairs(sections, self._family.axes)
 
     def _local_rope(self, head_dim: int) -> RopeConfig | None:
         suffix, default = "rope.freq_base_swa", self._family.local_theta_default

@@ -125,6 +125,8 @@ class _Opened:
         # What the checkpoint keeps must not keep the files mapped.
         config, generation = self._config, folder.json(GENERATION)
         vision, tower = self._tower(model)
+        if tower is not None:
+            model = replace(model, deepstack=tower.config.row_parts - 1)
         return Checkpoint(
             path=folder.path,
             size_bytes=sum(len(file.map) for file in self._files),

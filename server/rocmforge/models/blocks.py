@@ -29,7 +29,7 @@ Size = Literal[
     "predictor_inputs",
     "patch_features",
     "merged_features",
-    "output_size",
+    "row_features",
     # Of a layer.
     "num_heads",
     "query_features",
@@ -55,6 +55,7 @@ Size = Literal[
     "mamba_input_features",
     "mamba_inner_features",
     "mamba_heads",
+    "merger_features",
     "per_layer_size",
     "per_layer_features",
     "scalar",
@@ -319,6 +320,21 @@ class PerLayer(Generic[W]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Merger(Generic[W]):
+    """A projector behind an inner layer of a tower (Meng et al. 2024, arXiv:2406.04334).
+
+    Its rows are for an inner layer of the model beside it. The norm is of several patches together.
+    """
+
+    norm: W = field(metadata=whole("merger_features"))
+    norm_bias: W = field(metadata=whole("merger_features"))
+    inner: W = field(metadata=whole("merger_features", "merger_features"))
+    inner_bias: W = field(metadata=whole("merger_features"))
+    matrix: W = field(metadata=whole("row_features", "merger_features"))
+    matrix_bias: W = field(metadata=whole("row_features"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Layer(Generic[W]):
     """Attention or states, a feed-forward network or experts, and the norms around them.
 
@@ -347,6 +363,7 @@ class Layer(Generic[W]):
     feed_forward_post_norm: W | None = field(default=None, metadata=whole("hidden_size"))
     per_layer: PerLayer[W] | None = field(default=None, metadata={BLOCK: PerLayer})
     output_scale: W | None = field(default=None, metadata=whole("scalar"))  # of all it results in
+    merger: Merger[W] | None = field(default=None, metadata={BLOCK: Merger})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -404,12 +421,15 @@ class Patches(Generic[W]):
 class Projector(Generic[W]):
     """The end of a tower: the way from its hidden states to the embeddings of the model beside it.
 
-    It multiplies those of several patches side by side, or the norm by root mean square of their
-    mean.
+    It multiplies those of several patches side by side, perhaps with a matrix and GELU before it,
+    or the norm by root mean square of their mean.
     """
 
     norm: W | None = field(default=None, metadata=whole("hidden_size"))
-    matrix: W = field(metadata=whole("output_size", "merged_features"))
+    inner: W | None = field(default=None, metadata=whole("merged_features", "merged_features"))
+    inner_bias: W | None = field(default=None, metadata=whole("merged_features"))
+    matrix: W = field(metadata=whole("row_features", "merged_features"))
+    matrix_bias: W | None = field(default=None, metadata=whole("row_features"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -44,6 +44,15 @@ class RopeStyle(StrEnum):
     NEOX = "neox"  # (i, i + rotary_dim / 2)
 
 
+class PositionAxes(StrEnum):
+    """The order in which the pairs of a head belong to the axes of positions: time, row, column."""
+
+    SECTIONS = (
+        "sections"  # all of an axis, then all of the next: Wang et al. 2024, arXiv:2409.12191
+    )
+    INTERLEAVED = "interleaved"  # in turn, while rows and columns have some; then those of time
+
+
 class RopeScalingKind(StrEnum):
     """The method by which a model reaches beyond its training context."""
 
@@ -76,6 +85,10 @@ class RopeConfig:
     rotary_dim: int  # leading elements of each head that rotate; the rest pass through
     theta: float
     scaling: RopeScaling | None
+    # Of each pair, the axis of positions that turns it; empty: a position is one number. To text,
+    # all axes are alike.
+    axes: tuple[int, ...] = ()
+    axes_restart: bool = False  # the pairs of each axis have the frequencies of a head of their own
 
 
 class NormKind(StrEnum):
@@ -256,6 +269,9 @@ class LayerConfig:
     # are the end.
     latent: LatentConfig | None = None
     convolution: ConvolutionConfig | None = None
+    # Features that rows of embeddings for an inner layer of the model beside a tower are made of;
+    # 0: there are none from here.
+    merger_features: int = 0
     delta: DeltaConfig | None = None  # behind the convolution
     mamba: MambaConfig | None = None  # behind the convolution
 
@@ -424,6 +440,9 @@ class TowerConfig:
     merged: int  # patches of a row, which follow each other
     averages: bool = False  # a row is made of the mean of their hidden states, not of each
     embedding_size: int  # elements of a row: the hidden size of the model beside it
+    # Places of a side of the square that its table of positions is for, between which patches lie;
+    # 0: each patch has a row of its own.
+    places: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -453,6 +472,8 @@ class ModelConfig:
     pooling: PoolingType  # what it was trained for; NONE of decoders whose file does not say
     num_scores: int = 0  # of the classification head
     predicts: bool = False  # the last of the layers is that of its predictor
+    # Layers, from the first, behind which rows of images are added that a tower made for them.
+    deepstack: int = 0
     tower: TowerConfig | None = None  # then its tokens are the places of patches in their tile
 
     @property
@@ -466,6 +487,16 @@ class ModelConfig:
         if self.tower is None:
             return 0
         return self.hidden_size * (1 if self.tower.averages else self.tower.merged)
+
+    @property
+    def row_features(self) -> int:
+        """Elements of a row of embeddings that a tower makes for one layer; 0: it is none."""
+        return 0 if self.tower is None else self.tower.embedding_size
+
+    @property
+    def row_parts(self) -> int:
+        """Layers of the model beside a tower that its rows of embeddings are for."""
+        return 1 + sum(layer.merger_features > 0 for layer in self.layers)
 
     @property
     def predictor_size(self) -> int:
@@ -506,11 +537,9 @@ class ModelConfig:
     @property
     def output_size(self) -> int:
         """Numbers that a step returns for each range of tokens."""
-        return (
-            self.num_scores or self.hidden_size
-            if self.tower is None
-            else (self.tower.embedding_size)
-        )
+        if self.tower is not None:
+            return self.tower.embedding_size * self.row_parts
+        return self.num_scores or self.hidden_size
 
 
 def with_predictor(config: ModelConfig) -> ModelConfig:
@@ -579,6 +608,22 @@ def share_caches(
             return f"the heads of layer {index} are not those of layer {before[-1]}"
         layers[index] = replace(own, num_kv_heads=0, cache_of=before[-1])
     return None
+
+
+def axes_of_pairs(sections: Sequence[int], order: PositionAxes) -> tuple[int, ...]:
+    """Returns the axis of each pair of a head.
+
+    Args:
+        sections: Pairs of each axis.
+        order: In which they stand.
+    """
+    if order is PositionAxes.SECTIONS:
+        return tuple(axis for axis, count in enumerate(sections) for _ in range(count))
+    count, axes = len(sections), [0] * sum(sections)
+    for axis, pairs in enumerate(sections[1:], start=1):
+        for pair in range(axis, min(pairs * count, len(axes)), count):
+            axes[pair] = axis
+    return tuple(axes)
 
 
 def alibi_slopes(num_heads: int) -> tuple[float, ...]:

@@ -11,7 +11,13 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
-from rocmforge.models.config import ActivationFunction, NormKind, RopeStyle, RouterFunction
+from rocmforge.models.config import (
+    ActivationFunction,
+    NormKind,
+    PositionAxes,
+    RopeStyle,
+    RouterFunction,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +66,7 @@ class ModelFamily:
     has_uneven_heads: bool = False
     has_dense_beside_experts: bool = False
     tiled_values: bool = False  # as `DeltaConfig.is_tiled`, in GGUF files
-    has_position_axes: bool = False  # of images: to text, all are alike
+    axes: PositionAxes | None = None  # of positions in images; None: they are as those of text
 
     @property
     def may_predict(self) -> bool:
@@ -132,6 +138,13 @@ _ENCODER: Final = _ATTENTION | frozenset(
         *("feed_forward_norm", "feed_forward_norm_bias"),
     }
 )
+_OF_TOWERS: Final = (
+    _ATTENTION
+    | _BIASES
+    | {"patches.matrix", "patches.bias", "projector.matrix"}
+    | {"attention_norm", "attention_norm_bias", "feed_forward_norm", "feed_forward_norm_bias"}
+    | {"feed_forward.up_bias", "feed_forward.down_bias", "output_norm", "output_norm_bias"}
+)
 _TYPES: Final = frozenset({"embedding.type"})
 _HEAD: Final = frozenset({"head.dense", "head.dense_bias", "head.scores", "head.scores_bias"})
 
@@ -152,12 +165,19 @@ FAMILIES: Final[Mapping[str, ModelFamily]] = MappingProxyType(
             unscaled_windows=True,
         ),
         "qwen2": ModelFamily(has=_DECODER, may_have=_BIASES | _OUTPUT),
-        "qwen3": ModelFamily(has=_DECODER | _HEAD_NORMS, may_have=_BIASES | _OUTPUT),
-        "qwen3moe": ModelFamily(
-            has=_DECODER | _HEAD_NORMS,
-            may_have=_BIASES | _OUTPUT,
-            router=RouterFunction.SOFTMAX,
+        "qwen2vl": ModelFamily(
+            has=_DECODER, may_have=_BIASES | _OUTPUT, axes=PositionAxes.SECTIONS
         ),
+        # Qwen3-VL differs from Qwen 3 by its positions in images.
+        **{
+            name: ModelFamily(
+                has=_DECODER | _HEAD_NORMS,
+                may_have=_BIASES | _OUTPUT,
+                router=RouterFunction.SOFTMAX if name == "qwen3moe" else None,
+                axes=PositionAxes.INTERLEAVED if name == "qwen3vl" else None,
+            )
+            for name in ("qwen3", "qwen3moe", "qwen3vl")
+        },
         "qwen2moe": ModelFamily(
             has=_DECODER | {"experts.shared.router"},
             may_have=_BIASES | _OUTPUT,
@@ -242,7 +262,7 @@ FAMILIES: Final[Mapping[str, ModelFamily]] = MappingProxyType(
                 has=_DECODER | _HEAD_NORMS | _DELTA | {"attention.gate"} | shared | _PREDICTOR,
                 may_have=_OUTPUT | _OF_PREDICTOR,
                 tiled_values=name != "qwen3next",
-                has_position_axes=name != "qwen3next",
+                axes=None if name == "qwen3next" else PositionAxes.INTERLEAVED,
                 router=RouterFunction.SOFTMAX if shared else None,
             )
             for name, shared in (
@@ -353,17 +373,22 @@ FAMILIES: Final[Mapping[str, ModelFamily]] = MappingProxyType(
         ),
         # The tower of Zhai et al. 2023, arXiv:2303.15343, and what each family puts behind it.
         "siglip": ModelFamily(
-            has=_ATTENTION
-            | _BIASES
-            | {"patches.matrix", "patches.bias", "projector.matrix"}
-            | {"attention_norm", "attention_norm_bias", "feed_forward_norm"}
-            | {"feed_forward_norm_bias", "feed_forward.up_bias", "feed_forward.down_bias"}
-            | {"output_norm", "output_norm_bias"},
+            has=_OF_TOWERS,
             may_have=frozenset({"projector.norm"}),
             causal=False,
             norm=NormKind.LAYER,
             activation=ActivationFunction.GELU_TANH,
             has_rope=False,
+        ),
+        # Bai et al. 2025, arXiv:2511.21631: of Qwen3-VL and Qwen 3.5.
+        "qwen3vl-tower": ModelFamily(
+            has=_OF_TOWERS
+            | {"projector.inner", "projector.inner_bias", "projector.matrix_bias"}
+            | {"merger.norm", "merger.norm_bias", "merger.inner", "merger.inner_bias"}
+            | {"merger.matrix", "merger.matrix_bias"},
+            causal=False,
+            norm=NormKind.LAYER,
+            activation=ActivationFunction.GELU_TANH,
         ),
         # Günther et al. 2023, arXiv:2310.19923.
         "jina-bert-v2": ModelFamily(

@@ -15,6 +15,7 @@ from rocmforge.checkpoint.tensor import (
     MatrixProduct,
     PickedRows,
     Stack,
+    Summed,
     Tensor,
     Transposed,
     float32_tensor,
@@ -163,6 +164,11 @@ def as_declared(tensor: Tensor, place: WeightPlace) -> Tensor:
     if place.name == "patches.matrix" and len(shape) == 4:
         rows = tensor.data.reshape(shape[0], -1)
         return replace(tensor, shape=(shape[0], prod(shape[1:])), data=rows)
+    if place.name == "patches.matrix" and len(shape) == 5:
+        # Of several pictures of a film, of which one is several times the same.
+        parts = [tensor.slice(2, index, index + 1) for index in range(shape[2])]
+        columns = shape[1] * shape[3] * shape[4]
+        return Summed(f"{tensor.name}, summed", parts, (shape[0], columns))
     if len(shape) != num_axes + 1:
         return tensor
     if num_axes == 1 and (shape[0] == 1 or place.name.startswith("mamba.")):

@@ -26,6 +26,22 @@ class RopeTable:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class AxisRotation:
+    """The rotation by positions that differ from axis to axis, as those in images do."""
+
+    frequencies: Float64Array  # [rotary_dim / 2], radians per position
+    axes: npt.NDArray[np.intp]  # [rotary_dim / 2]
+    gain: float
+
+    def rows(self, positions: npt.NDArray[np.int32]) -> RopeTable:
+        """Returns a row of cosines and one of sines for each of these positions, [rows, axes].
+
+        Where a position is the same on all axes, they are those of the model's table.
+        """
+        return _cos_and_sin(positions[:, self.axes] * self.frequencies, self.gain)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class RopeTables:
     """The model's tables; `local_table` is for layers whose spec says `local_rope`."""
 
@@ -33,6 +49,7 @@ class RopeTables:
     local_table: RopeTable | None
     # What multiplies queries by position, float32 [max_context]; None: nothing does.
     query_gains: npt.NDArray[np.float32] | None = None
+    by_axes: AxisRotation | None = None  # of a model whose positions have axes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,6 +80,7 @@ def load_rope_tables(config: ModelConfig, factors: RopeFactors, max_context: int
         _table(frequencies, gain, max_context),
         None if local is None else _table(scaled_frequencies(local, None), 1.0, max_context),
         _query_gains(scaling, max_context),
+        AxisRotation(frequencies, np.array(rope.axes, np.intp), gain) if rope.axes else None,
     )
 
 
@@ -75,7 +93,11 @@ def _query_gains(scaling: RopeScaling | None, max_context: int) -> npt.NDArray[n
 
 def scaled_frequencies(rope: RopeConfig, factors: Float64Array | None) -> Float64Array:
     """Returns each pair's radians per position, [rotary_dim / 2], divided by factors if given."""
-    frequencies = _frequencies(rope.theta, rope.rotary_dim)
+    if rope.axes_restart:
+        pairs = [rope.axes.count(axis) for axis in range(max(rope.axes) + 1)]
+        frequencies = np.concatenate([_frequencies(rope.theta, 2 * count) for count in pairs])
+    else:
+        frequencies = _frequencies(rope.theta, rope.rotary_dim)
     if factors is not None:
         frequencies = frequencies / factors
     scaling = rope.scaling
@@ -108,7 +130,10 @@ def _yarn_ramp(rope: RopeConfig, scaling: RopeScaling) -> Float64Array:
 
 
 def _table(frequencies: Float64Array, gain: float, max_context: int) -> RopeTable:
-    angles = np.arange(max_context, dtype=np.float64)[:, None] * frequencies
+    return _cos_and_sin(np.arange(max_context, dtype=np.float64)[:, None] * frequencies, gain)
+
+
+def _cos_and_sin(angles: Float64Array, gain: float) -> RopeTable:
     return RopeTable(
         (np.cos(angles) * gain).astype(np.float32), (np.sin(angles) * gain).astype(np.float32)
     )

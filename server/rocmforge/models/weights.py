@@ -234,6 +234,8 @@ def _expected(config: ModelConfig) -> Iterator[tuple[str, tuple[WeightPlace, boo
             continue
         if name.startswith("experts.") and not config.layers[place.layer or 0].num_experts:
             continue
+        if name.startswith("merger.") and not config.layers[place.layer or 0].merger_features:
+            continue
         if place.layer == 0 and name in family.not_in_first_layer:
             continue
         if name.startswith("head."):

@@ -22,6 +22,8 @@ transformers = import_module("transformers")
 idefics3 = import_module("transformers.models.idefics3.image_processing_pil_idefics3")
 gemma3 = import_module("transformers.models.gemma3.image_processing_pil_gemma3")
 
+qwen = import_module("transformers.models.qwen2_vl.image_processing_pil_qwen2_vl")
+
 GOLDENS = Path(__file__).with_name("picture_goldens.json")
 
 
@@ -35,6 +37,14 @@ def processor(config: ProcessorConfig) -> Any:
     if config.kind is ProcessorKind.GEMMA3:
         side = {"height": config.tile, "width": config.tile}
         return gemma3.Gemma3ImageProcessorPil(size=side, do_convert_rgb=True, **common)
+    if config.kind is ProcessorKind.QWEN_VL:
+        return qwen.Qwen2VLImageProcessorPil(
+            size={"shortest_edge": config.least_pixels, "longest_edge": config.most_pixels},
+            patch_size=config.patch,
+            merge_size=config.merge,
+            temporal_patch_size=1,
+            **common,
+        )
     return idefics3.Idefics3ImageProcessorPil(
         size={"longest_edge": config.longest_edge},
         max_image_size={"longest_edge": config.tile},
@@ -49,11 +59,22 @@ def golden(number: int) -> list[int]:
     found, rows, columns = processor(config), 0, 0
     if config.kind is ProcessorKind.GEMMA3:
         tiles = found.preprocess([image], return_tensors="np")["pixel_values"]
+    elif config.kind is ProcessorKind.QWEN_VL:
+        made = found.preprocess([image], return_tensors="np")
+        _, rows, columns = made["image_grid_thw"][0]
+        tiles = whole(made["pixel_values"], int(rows), int(columns), config)[None]
     else:
         made = found.preprocess([[image]], return_row_col_info=True, return_tensors="np")
         tiles, rows, columns = made["pixel_values"][0], made["rows"][0][0], made["cols"][0][0]
     mean, std = (np.array(each)[:, None, None] for each in (config.mean, config.std))
     return [int(rows), int(columns), len(tiles), *sampled(number, (tiles * std + mean) * 255)]
+
+
+def whole(patches: Any, rows: int, columns: int, config: ProcessorConfig) -> Any:
+    """Patches as a picture, [3, height, width]."""
+    side, merge = config.patch, config.merge
+    cut = patches.reshape(rows // merge, columns // merge, merge, merge, 3, side, side)
+    return cut.transpose(4, 0, 2, 5, 1, 3, 6).reshape(3, rows * side, columns * side)
 
 
 def main() -> None:

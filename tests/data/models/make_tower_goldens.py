@@ -34,7 +34,11 @@ GOLDENS = Path(__file__).with_name("tower_goldens.json")
 CLASSES = {
     "smolvlm": ("SmolVLM", "ForConditionalGeneration"),
     "gemma3": ("Gemma3", "ForConditionalGeneration"),
+    "qwen3_vl": ("Qwen3VL", "ForConditionalGeneration"),
+    "qwen3_5": ("Qwen3_5", "ForConditionalGeneration"),
+    "qwen2_5_vl": ("Qwen2_5_VL", "ForConditionalGeneration"),
 }
+GENERATED = 8
 
 
 def build(model: TinyTower) -> Any:
@@ -50,29 +54,57 @@ def build(model: TinyTower) -> Any:
 
 
 def golden(model: TinyTower) -> dict[str, Any]:
-    """Rows of embeddings of each tile, and logits after some tokens of the prompt."""
-    network, scaled = build(model), []
+    """Rows of embeddings of each tile, logits after some tokens of the prompt, and an answer."""
+    network = build(model)
     count = sum(isinstance(part, int) for part in PARTS)
-    for tile in range(count):
-        values = pixels(model, tile).astype(np.float32).transpose(2, 0, 1)
-        scaled.append((values * np.float32(1 / 255) - np.float32(0.5)) / np.float32(0.5))
-    images = torch.from_numpy(np.stack(scaled))
-    if model.name == "smolvlm":
-        images = images[None]
+    tiles = [pixels(model, tile).astype(np.float32).transpose(2, 0, 1) for tile in range(count)]
+    tiles = [(tile * np.float32(1 / 255) - np.float32(0.5)) / np.float32(0.5) for tile in tiles]
+    if model.is_qwen:
+        given = qwen_inputs(model, tiles)
+    else:
+        images = torch.from_numpy(np.stack(tiles))
+        given = {"pixel_values": images if model.averages else images[None]}
     with torch.no_grad():
-        features = network.model.get_image_features(images).pooler_output
-        rows = torch.cat([each.reshape(-1, each.shape[-1]) for each in features]).numpy()
-        rows = rows.reshape(count, -1, rows.shape[-1])
+        found = network.model.get_image_features(**given)
+        rows = [each.reshape(-1, each.shape[-1]).numpy() for each in found.pooler_output]
+        if not model.is_qwen:
+            rows = np.split(np.concatenate(rows), count)
+        for part in getattr(found, "deepstack_features", None) or ():
+            rows = [np.concatenate(both, axis=1) for both in zip(rows, part, strict=True)]
         ids: list[int] = []
         for part in PARTS:
-            ids += [PLACEHOLDER] * rows.shape[1] if isinstance(part, int) else part
-        tokens, options = torch.tensor([ids]), {}
-        if model.averages:
-            options["token_type_ids"] = (tokens == PLACEHOLDER).int()
-        logits = network(input_ids=tokens, pixel_values=images, **options).logits[0].numpy()
+            ids += [PLACEHOLDER] * len(rows[part]) if isinstance(part, int) else part
+        count, logits = len(ids), np.zeros(0)
+        for _ in range(GENERATED):
+            tokens = torch.tensor([ids])
+            if model.averages or model.is_qwen:
+                name = "token_type_ids" if model.averages else "mm_token_type_ids"
+                given[name] = (tokens == PLACEHOLDER).int()
+            logits = network(input_ids=tokens, **given).logits[0].numpy()
+            ids.append(int(logits[-1].argmax()))
     return {
         "rows": [[rounded(tile[row]) for row in GOLDEN_ROWS] for tile in rows],
-        "logits": [rounded(logits[token]) for token in GOLDEN_TOKENS],
+        "logits": [rounded(logits[count + token]) for token in GOLDEN_TOKENS],
+        "answer": ids[count:],
+        "last_logits": rounded(logits[-1]),
+    }
+
+
+def qwen_inputs(model: TinyTower, tiles: list[Any]) -> dict[str, Any]:
+    """The patches of all tiles one after the other, each twice, and their grids."""
+    vision = model.config["vision_config"]
+    side, merge = vision["patch_size"], vision["spatial_merge_size"]
+    patches, grids = [], []
+    for tile in tiles:
+        rows, columns = tile.shape[1] // side, tile.shape[2] // side
+        cut = tile.reshape(3, rows // merge, merge, side, columns // merge, merge, side)
+        cut = cut.transpose(1, 4, 2, 5, 0, 3, 6).reshape(rows * columns, 3, 1, side, side)
+        twice = np.repeat(cut, vision["temporal_patch_size"], axis=2)
+        patches.append(twice.reshape(rows * columns, -1))
+        grids.append([1, rows, columns])
+    return {
+        "pixel_values": torch.from_numpy(np.concatenate(patches)),
+        "image_grid_thw": torch.tensor(grids),
     }
 
 

@@ -16,7 +16,8 @@ from PIL import Image
 
 from rocmforge.models.vision.config import ProcessorConfig, ProcessorKind, Resampling
 
-COUNT: Final = 200
+_WITH_TILES: Final = 200
+COUNT: Final = _WITH_TILES + 60
 SAMPLES: Final = 24
 _MODES: Final = ("RGB", "RGBA", "L", "LA", "P", "transparent", "1", "CMYK", "YCbCr", "I;16")
 _SIZES: Final = ((1, 1), (1, 300), (300, 1), (2, 3), (64, 64), (65, 64), (1500, 4), (192, 192))
@@ -54,6 +55,16 @@ CONFIGS: Final = (
         mean=_HALF,
         std=_HALF,
     ),
+    ProcessorConfig(
+        kind=ProcessorKind.QWEN_VL,
+        least_pixels=2500,
+        most_pixels=40_000,
+        resampling=Resampling.BICUBIC,
+        patch=7,
+        merge=2,
+        mean=(0.48, 0.45, 0.4),
+        std=(0.27, 0.26, 0.28),
+    ),
 )
 
 
@@ -61,7 +72,9 @@ def picture(number: int) -> tuple[Image.Image, ProcessorConfig]:
     """A picture, and what it is prepared with."""
     rng = np.random.default_rng(number)
     width, height = _SIZES[number] if number < len(_SIZES) else rng.integers(2, 260, 2).tolist()
-    mode, config = _MODES[number % len(_MODES)], CONFIGS[number % len(CONFIGS)]
+    mode, config = _MODES[number % len(_MODES)], CONFIGS[number % 3]
+    if number >= _WITH_TILES:
+        config = CONFIGS[3]
     down, right = np.mgrid[0:height, 0:width] / 60
     waves = [np.sin(rng.uniform(1, 9) * down + rng.uniform(1, 9) * right) for _ in range(4)]
     noise = rng.integers(-40, 40, (height, width, 4))
@@ -80,7 +93,7 @@ def picture(number: int) -> tuple[Image.Image, ProcessorConfig]:
 
 
 def sampled(number: int, tiles: npt.NDArray[np.floating[Any]]) -> list[int]:
-    """Some of the pixels, 0..255, of tiles [count, 3, side, side]."""
+    """Some of the pixels, 0..255, of tiles [count, 3, height, width]."""
     places = np.random.default_rng((number, 1)).integers(0, tiles.size, SAMPLES)
     return [round(float(value)) for value in tiles.reshape(-1)[places]]
 

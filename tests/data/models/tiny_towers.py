@@ -79,9 +79,27 @@ class TinyTower:
         return bool(self.config["model_type"] == "gemma3")
 
     @property
+    def is_qwen(self) -> bool:
+        """Whether its pictures keep their shape."""
+        return "depth" in self.config["vision_config"]
+
+    def size(self, tile: int) -> tuple[int, int]:
+        """The height and width of a tile."""
+        if self.is_qwen:
+            return ((64, 96), (80, 64), (48, 128), (96, 96))[tile % 4]
+        side: int = self.config["vision_config"]["image_size"]
+        return side, side
+
+    @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The shapes of all weights, by Hugging Face's names."""
         text, vision = self.config["text_config"], self.config["vision_config"]
+        if self.is_qwen:
+            return {
+                **_text_shapes("model.language_model.", text),
+                **_qwen_shapes("model.visual.", vision),
+                "lm_head.weight": (text["vocab_size"], text["hidden_size"]),
+            }
         hidden, size = text["hidden_size"], vision["hidden_size"]
         if self.averages:
             return {
@@ -120,6 +138,11 @@ def _text_shapes(
         **dict.fromkeys(norms, (hidden,)),
         **({"self_attn.q_norm": (head,), "self_attn.k_norm": (head,)} if norms else {}),
     }
+    if (
+        "mrope_section" in text.get("rope_parameters", {})
+        and text["model_type"] != "qwen2_5_vl_text"
+    ):
+        layer |= {"self_attn.q_norm": (head,), "self_attn.k_norm": (head,)}
     return {
         f"{prefix}embed_tokens.weight": (text["vocab_size"], hidden),
         f"{prefix}norm.weight": (hidden,),
@@ -154,6 +177,35 @@ def _vision_shapes(prefix: str, vision: dict[str, Any]) -> dict[str, tuple[int, 
         for name, shape in layer.items():
             stem = f"{prefix}encoder.layers.{index}.{name}"
             found |= {f"{stem}.weight": shape, f"{stem}.bias": shape[:1]}
+    return found
+
+
+def _qwen_shapes(prefix: str, vision: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    size, inner, patch = vision["hidden_size"], vision["intermediate_size"], vision["patch_size"]
+    merged = size * vision["spatial_merge_size"] ** 2
+    layer = {
+        "norm1": (size,),
+        "norm2": (size,),
+        "attn.qkv": (3 * size, size),
+        "attn.proj": (size, size),
+        "mlp.linear_fc1": (inner, size),
+        "mlp.linear_fc2": (size, inner),
+    }
+    parts: dict[str, tuple[int, ...]] = {
+        "patch_embed.proj": (size, 3, vision["temporal_patch_size"], patch, patch)
+    }
+    mergers = [f"deepstack_merger_list.{n}" for n in range(len(vision["deepstack_visual_indexes"]))]
+    for stem in ("merger", *mergers):
+        parts[f"{stem}.norm"] = (size if stem == "merger" else merged,)
+        parts[f"{stem}.linear_fc1"] = (merged, merged)
+        parts[f"{stem}.linear_fc2"] = (vision["out_hidden_size"], merged)
+    for index in range(vision["depth"]):
+        parts |= {f"blocks.{index}.{name}": shape for name, shape in layer.items()}
+    found: dict[str, tuple[int, ...]] = {
+        f"{prefix}pos_embed.weight": (vision["num_position_embeddings"], size)
+    }
+    for name, shape in parts.items():
+        found |= {f"{prefix}{name}.weight": shape, f"{prefix}{name}.bias": shape[:1]}
     return found
 
 
@@ -223,7 +275,55 @@ GEMMA3: Final = TinyTower(
     },
     seed=32,
 )
-TOWERS: Final = (SMOLVLM, GEMMA3)
+QWEN3_VL: Final = TinyTower(
+    name="qwen3_vl",
+    config={
+        "model_type": "qwen3_vl",
+        "image_token_id": PLACEHOLDER,
+        "video_token_id": 95,
+        "vision_start_token_id": 94,
+        "vision_end_token_id": 93,
+        "tie_word_embeddings": False,
+        "text_config": {
+            "model_type": "qwen3_vl_text",
+            **_TEXT,
+            "num_hidden_layers": 3,
+            "rms_norm_eps": 1e-6,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 10000.0,
+                "mrope_section": [12, 10, 10],
+                "mrope_interleaved": True,
+            },
+        },
+        "vision_config": {
+            "model_type": "qwen3_vl_vision",
+            "depth": 3,
+            "hidden_size": 64,
+            "intermediate_size": 96,
+            "num_heads": 2,
+            "patch_size": 8,
+            "spatial_merge_size": 2,
+            "temporal_patch_size": 2,
+            "out_hidden_size": 128,
+            "num_position_embeddings": 36,
+            "deepstack_visual_indexes": [0, 1],
+            "hidden_act": "gelu_pytorch_tanh",
+        },
+    },
+    processor={
+        "size": {"shortest_edge": 1024, "longest_edge": 16384},
+        "patch_size": 8,
+        "temporal_patch_size": 2,
+        "merge_size": 2,
+        "image_mean": [0.5, 0.5, 0.5],
+        "image_std": [0.5, 0.5, 0.5],
+        "resample": 3,
+        "rescale_factor": 1 / 255,
+    },
+    seed=38,
+)
+TOWERS: Final = (SMOLVLM, GEMMA3, QWEN3_VL)
 
 
 def hf_weights(model: TinyTower) -> Tensors:
@@ -237,7 +337,7 @@ def hf_weights(model: TinyTower) -> Tensors:
             weights[name] = 1 - less + np.float32(0.2) * noise
         elif model.averages and "embed_tokens" in name:  # or the output would be the input
             weights[name] = np.float32(0.05) * noise
-        elif name.endswith("bias") or "embed_tokens" in name or "position" in name:
+        elif name.endswith("bias") or "embed_tokens" in name or "pos" in name.rsplit(".", 2)[-2]:
             weights[name] = np.float32(0.5) * noise
         else:
             weights[name] = np.float32(1.5 / np.sqrt(np.prod(shape[1:]))) * noise
@@ -245,10 +345,10 @@ def hf_weights(model: TinyTower) -> Tensors:
 
 
 def pixels(model: TinyTower, tile: int) -> npt.NDArray[np.uint8]:
-    """A tile with smooth colours and some noise: [side, side, 3]."""
-    side = model.config["vision_config"]["image_size"]
+    """A tile with smooth colours and some noise: [height, width, 3]."""
+    height, width = model.size(tile)
     rng = np.random.default_rng((model.seed, tile))
-    down, right = np.mgrid[0:side, 0:side] / side
+    down, right = np.mgrid[0:height, 0:width] / width
     waves = [np.sin(rng.uniform(1, 9) * down + rng.uniform(1, 9) * right) for _ in range(3)]
     smooth = 127 + 90 * np.stack(waves, axis=-1)
     noise = rng.integers(-30, 30, smooth.shape)

@@ -379,10 +379,23 @@ class HipOps:
     def _token_ids(self, step: DeviceStep) -> DeviceArray:
         return step.inputs.token_ids if self._arena.tokens is None else self._arena.tokens
 
-    def gelu(self, x: Activation) -> Activation:
+    def gelu(self, x: Activation, activation: ActivationFunction) -> Activation:
         """Works in place."""
-        self._rows.gelu(f16_of(x), x.rows * x.features, self._resources.config.activation)
+        self._rows.gelu(f16_of(x), x.rows * x.features, activation)
         return x
+
+    def embed_between(self, step: DeviceStep, table: Weight) -> Activation:
+        raise AssertionError("such towers are refused")
+
+    def add_embeddings(self, step: DeviceStep, x: Activation, part: int) -> Activation:
+        """Rows for inner layers are of towers that are refused."""
+        return x
+
+    def keep_rows(self, step: DeviceStep, rows: Activation, part: int) -> None:
+        raise AssertionError("such towers are refused")
+
+    def image_rows(self, step: DeviceStep, rows: Activation) -> Activation:
+        return rows
 
     def patches(self, step: DeviceStep) -> Activation:
         assert self._arena.patches is not None

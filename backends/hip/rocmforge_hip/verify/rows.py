@@ -236,8 +236,8 @@ def _normed(bench: Workbench, x: Array, weight: Tensor, bias: Tensor | None) -> 
 
 def _gelu(bench: Workbench) -> float:
     halves = (2 * random_values(12, bench.config.layers[0].intermediate_size)).astype(np.float16)
-    got = bench.model.ops.gelu(bench.activation(bench.model.arena.intermediate, halves))
     kind = bench.config.activation
+    got = bench.model.ops.gelu(bench.activation(bench.model.arena.intermediate, halves), kind)
     return error(bench.result(got), oracle.activate(halves.astype(np.float64), kind))
 
 

@@ -60,10 +60,11 @@ def _check_image(span: ImageSpan, runner: RunnerInfo) -> None:
     processor = runner.images
     if processor is None:
         raise UnsupportedFeature("The model takes no images.", param="prompt")
+    grid = span.grid if processor.takes(span.grid) else processor.grid
     expected = (
-        processor.grid,
-        processor.tile_rows,
-        processor.grid[0] * processor.grid[1] * processor.patch_features,
+        grid,
+        processor.rows_of(grid),
+        grid[0] * grid[1] * processor.patch_features,
     )
     if (span.grid, span.num_rows, len(span.patches)) != expected or not span.identity:
         raise InvalidParameter(

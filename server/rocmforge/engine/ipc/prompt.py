@@ -29,16 +29,20 @@ class TokenSpan(Message, frozen=True, tag=0):
 class EmbeddingSpan(Message, frozen=True, tag=1):
     """Rows that are computed on instead of rows of the embedding table.
 
-    They take a position each, as tokens do. `embedding_span` makes and checks one.
+    They take a place each in the cache, as tokens do. `embedding_span` makes and checks one.
     """
 
-    rows: bytes  # float32 in native order, [num_rows, hidden_size]
+    # float32 in native order, [num_rows, hidden_size], or [num_rows, parts, hidden_size] for models
+    # that take some behind their first layers, too.
+    rows: bytes
     num_rows: int  # at least one
     # Says which rows these are: spans with one identity have the same rows. The prefix cache takes
     # its word for it.
     identity: bytes
     placeholder: int  # id of the token that the history of the sequence shows in their places
     both_ways: bool = False  # each row sees those behind it in the span, too
+    # Rows and columns of them, where positions have axes; (0, 0): they follow each other as tokens.
+    grid: tuple[int, int] = (0, 0)
 
     def __len__(self) -> int:
         return self.num_rows

@@ -71,6 +71,7 @@ def build_step(
         embedding_tokens=embedding_tokens,
         embedding_rows=embedding_rows,
         seen_ends=_seen_ends(chunks, positions, query_start),
+        axis_positions=_axis_positions(chunks, positions),
     )
 
 
@@ -168,7 +169,35 @@ def _embeddings(chunks: list[Chunk], query_start: Int32Array) -> tuple[Int32Arra
             rows += pieces
     if not rows:
         return np.zeros(0, np.int32), np.zeros((0, 0), np.float32)
-    return np.concatenate(tokens), np.concatenate(rows)
+    return np.concatenate(tokens), _with_one_width(rows)
+
+
+def _with_one_width(pieces: list[Float32Array]) -> Float32Array:
+    """Returns rows below each other; those that lack parts which others have end with zeros."""
+    width = max([piece.shape[1] for piece in pieces])
+    return np.concatenate(
+        [
+            piece
+            if piece.shape[1] == width
+            else np.pad(piece, ((0, 0), (0, width - piece.shape[1])))
+            for piece in pieces
+        ]
+    )
+
+
+def _axis_positions(chunks: list[Chunk], positions: Int32Array) -> Int32Array:
+    """Returns the positions on axes of all tokens, [T, 3]; empty if all are their positions."""
+    if not any([chunk.sequence.axes is not None for chunk in chunks]):
+        return np.zeros((0, 0), np.int32)
+    found, start = np.repeat(positions[:, None], 3, axis=1), 0
+    for chunk in chunks:
+        end = start + chunk.num_tokens
+        if chunk.sequence.axes is not None:
+            found[start:end] = chunk.sequence.axes.between(
+                chunk.start, chunk.start + chunk.num_tokens
+            )
+        start = end
+    return found
 
 
 def _seen_ends(chunks: list[Chunk], positions: Int32Array, query_start: Int32Array) -> Int32Array:

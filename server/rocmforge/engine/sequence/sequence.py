@@ -10,6 +10,7 @@ from rocmforge.backend.protocol import NO_SOURCE, Float32Array, Int32Array
 from rocmforge.engine.constraint.constraint import Constraint
 from rocmforge.engine.ipc.params import GenerateRequest, RequestTiming, TokenLogprob
 from rocmforge.engine.ipc.prompt import EmbeddingSpan
+from rocmforge.engine.sequence.axes import axis_positions
 from rocmforge.engine.sequence.block_keys import BlockKey, chain_key, root_key
 from rocmforge.engine.sequence.drafting import Drafting, DraftMethod
 from rocmforge.engine.sequence.embeddings import Embeddings
@@ -114,6 +115,7 @@ class Sequence:
         assert not (isinstance(spans[-1], EmbeddingSpan) and spans[-1].both_ways), (
             "text follows an image: the last token of a prompt may never be computed"
         )
+        self.axes = axis_positions(request.prompt) if self.embeddings else None
         self.request = request
         self.sampling = sampling
         self.matcher = matcher  # what it may draw depends on every token before

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from msgspec import structs
@@ -15,7 +15,12 @@ from rocmforge.engine.ipc.totals import Totals
 from rocmforge.engine.schedule.batch import no_sampling
 from rocmforge.engine.waiting.held import HeldRequests
 from rocmforge.models.vision.config import ProcessorConfig
-from rocmforge.models.vision.image import normalised, patch_positions
+from rocmforge.models.vision.image import (
+    between_places,
+    normalised,
+    patch_axes,
+    patch_positions,
+)
 
 KEPT_BYTES: Final = 256 << 20
 """Of rows that are kept for the next request that shows the same image."""
@@ -83,7 +88,7 @@ class WaitingImages(HeldRequests[Rows]):
     def take_ready(self) -> list[GenerateRequest]:
         """Gives up the requests all of whose rows are there, with these in their prompts."""
         ready = [
-            structs.replace(request, prompt=_with_rows(request.prompt, rows))
+            structs.replace(request, prompt=self._with_rows(request.prompt, rows))
             for request, rows in self._held.values()
             if None not in rows.values()
         ]
@@ -117,6 +122,27 @@ class WaitingImages(HeldRequests[Rows]):
         self._keep(span.identity, data)
         return []
 
+    def _with_rows(self, prompt: Prompt, rows: Rows) -> Prompt:
+        """Returns the prompt with rows of embeddings where images were."""
+        processor = self._processor
+
+        def made(span: ImageSpan) -> EmbeddingSpan:
+            data, merge = rows[span.identity], processor.merge
+            assert data is not None, "the request waits for it"
+            return EmbeddingSpan(
+                rows=data,
+                num_rows=span.num_rows,
+                identity=span.identity,
+                placeholder=span.placeholder,
+                both_ways=span.both_ways,
+                grid=(span.grid[0] // merge, span.grid[1] // merge)
+                if processor.has_axes
+                else (0, 0),
+            )
+
+        spans = (made(span) if isinstance(span, ImageSpan) else span for span in prompt.spans)
+        return Prompt(spans=tuple(spans))
+
     def _find(self, identity: bytes) -> bytes | None:
         if identity in self._kept:
             self._kept.move_to_end(identity)
@@ -147,23 +173,12 @@ def image_step(step_id: int, span: ImageSpan, processor: ProcessorConfig) -> Ste
         sampling=no_sampling(),
         hidden_ranges=np.stack([bounds[:-1], bounds[1:]], axis=1),
         patches=patches,
+        **(_places(span, processor) if processor.places else {}),
     )
 
 
-def _with_rows(prompt: Prompt, rows: Rows) -> Prompt:
-    """Returns the prompt with rows of embeddings where images were."""
-
-    def made(span: ImageSpan) -> EmbeddingSpan:
-        data = rows[span.identity]
-        assert data is not None, "the request waits for it"
-        return EmbeddingSpan(
-            rows=data,
-            num_rows=span.num_rows,
-            identity=span.identity,
-            placeholder=span.placeholder,
-            both_ways=span.both_ways,
-        )
-
-    return Prompt(
-        spans=tuple(made(span) if isinstance(span, ImageSpan) else span for span in prompt.spans)
-    )
+def _places(span: ImageSpan, processor: ProcessorConfig) -> dict[str, Any]:
+    """Returns where the patches of a tile lie, of a tower whose table has places of its own."""
+    axes = patch_axes(span.grid, processor.merge)
+    ids, shares = between_places(axes, span.grid, processor.places)
+    return {"axis_positions": axes, "place_ids": ids, "place_shares": shares}

@@ -30,6 +30,7 @@ class DecoderType:
     size_key: str = "intermediate_size"  # of the features of a feed-forward network
     without_experts: str | None = None  # our architecture where no layer has some
     seeing_both_sides: str | None = None  # our architecture where attention is to both sides
+    sections: tuple[int, ...] = ()  # pairs of a head for each axis of positions
 
 
 _GEMMA: Final = {
@@ -121,8 +122,25 @@ _DELTA: Final = {
     "linear_num_key_heads": 16,
     "linear_num_value_heads": 32,
 }
-_QWEN35: Final = DecoderType(architecture="qwen35", defaults=_DELTA, norms_add_one=True)
-_QWEN35_MOE: Final = DecoderType(architecture="qwen35moe", defaults=_DELTA, norms_add_one=True)
+_QWEN35: Final = DecoderType(
+    architecture="qwen35", defaults=_DELTA, norms_add_one=True, sections=(11, 11, 10)
+)
+_QWEN35_MOE: Final = replace(_QWEN35, architecture="qwen35moe")
+_QWEN3_VL: Final = DecoderType(
+    architecture="qwen3vl",
+    defaults={"head_dim": 128, "max_position_embeddings": 128000, "rope_theta": 500000.0},
+    sections=(24, 20, 20),
+)
+_QWEN25_VL: Final = DecoderType(
+    architecture="qwen2vl",
+    defaults={
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 32768,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 1000000.0,
+    },
+    sections=(16, 24, 24),
+)
 
 _GRANITE: Final = {
     "max_position_embeddings": 2048,
@@ -330,7 +348,10 @@ DECODERS: Final[Mapping[str, DecoderType]] = MappingProxyType(
             synonyms=_LIQUID_WORDS,
             defaults=_LIQUID | {"num_dense_layers": 2, "norm_topk_prob": True},
         ),
-        "qwen3_5": _QWEN35,  # with images, of which only the text part is read
+        # With images: the row of their text part is taken.
+        **dict.fromkeys(("qwen3_vl", "qwen3_vl_text"), _QWEN3_VL),
+        **dict.fromkeys(("qwen2_5_vl", "qwen2_5_vl_text"), _QWEN25_VL),
+        "qwen3_5": _QWEN35,
         "qwen3_5_text": _QWEN35,
         "qwen3_5_moe": _QWEN35_MOE,
         "qwen3_5_moe_text": _QWEN35_MOE,

@@ -23,7 +23,7 @@ from rocmforge.huggingface.config.recurrent import (
     read_without_attention,
     with_layer_types,
 )
-from rocmforge.huggingface.config.rope import Rope, read_rope
+from rocmforge.huggingface.config.rope import Rope, read_rope, with_axes
 from rocmforge.huggingface.files.json_object import JsonObject
 from rocmforge.models.config import (
     ACTIVATIONS,
@@ -117,6 +117,8 @@ class _Reader:
             theta=10000.0,
             partial=config.get_int("rotary_dim", rotated) / rotated,
         )
+        if family.axes is not None:
+            rope = with_axes(config, rope, family.axes, kind.sections)
         if latent is not None:
             gain = latent_gain(config, rope.config.scaling)
             layer = replace(latent, attention_scale=latent.attention_scale * gain)

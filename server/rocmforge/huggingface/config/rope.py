@@ -9,7 +9,7 @@ for the layers with a window, names of each family's own. The formulas are those
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
@@ -17,14 +17,22 @@ import numpy.typing as npt
 
 from rocmforge.errors import UnsupportedArchitecture
 from rocmforge.huggingface.files.json_object import JsonObject
-from rocmforge.models.config import RopeConfig, RopeScaling, RopeScalingKind, RopeStyle
+from rocmforge.models.config import (
+    PositionAxes,
+    RopeConfig,
+    RopeScaling,
+    RopeScalingKind,
+    RopeStyle,
+    axes_of_pairs,
+)
 from rocmforge.models.rope import RopeFactors
 
 Float64Array = npt.NDArray[np.float64]
 
+_MOST_AXES: Final = 4
 _LLAMA3: Final = "llama3"
 _PROPORTIONAL: Final = "proportional"  # of Gemma 4
-_KINDS: Final = ("default", "linear", "yarn", "longrope", _LLAMA3, _PROPORTIONAL)
+_KINDS: Final = ("default", "mrope", "linear", "yarn", "longrope", _LLAMA3, _PROPORTIONAL)
 _NEVER: Final = 1e30
 """Divides the frequency of a pair that does not rotate, as in GGUF files."""
 
@@ -84,6 +92,32 @@ def read_rope(
     if name == "dynamic":
         found *= _alpha(parameters) ** (rotary_dim / max(rotary_dim - 2, 1))
     return _Scaling(config, parameters, max_context).read(name, style, rotary_dim, found)
+
+
+def with_axes(config: JsonObject, rope: Rope, order: PositionAxes, usual: tuple[int, ...]) -> Rope:
+    """Returns a rotation by positions on several axes.
+
+    Args:
+        config: The model's.
+        rope: The rotation by a single number.
+        order: In which pairs belong to axes.
+        usual: Pairs of each axis where the configuration does not say it; they are not those of
+            every size of head, and then it is a rotation by one number.
+
+    Raises:
+        BadFolder: The axes do not have all pairs of a head.
+    """
+    parameters = config.get_object("rope_parameters") or config.get_object("rope_scaling")
+    parameters, pairs = parameters or config, rope.config.rotary_dim // 2
+    numbers = parameters.get_numbers("mrope_section")
+    if numbers is None and sum(usual) != pairs:
+        return rope
+    sections = tuple(map(int, usual if numbers is None else numbers))
+    if min(sections, default=-1) < 0 or sum(sections) != pairs or len(sections) > _MOST_AXES:
+        raise parameters.bad(
+            "mrope_section", f"{list(sections)} are not the {pairs} pairs of a head"
+        )
+    return replace(rope, config=replace(rope.config, axes=axes_of_pairs(sections, order)))
 
 
 def _proportional(parameters: JsonObject, style: RopeStyle, head_dim: int, theta: float) -> Rope:

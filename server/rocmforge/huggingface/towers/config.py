@@ -23,10 +23,13 @@ from rocmforge.models.vision.config import (
     Resampling,
     VisionConfig,
 )
-from rocmforge.models.vision.towers import siglip_config, vision_config
+from rocmforge.models.vision.towers import qwen_tower_config, siglip_config, vision_config
 
 _MOST_PIXELS: Final = 65_536
+_Colours = tuple[float, float, float]
 _HALF: Final = (0.5, 0.5, 0.5)
+_CLIP_MEAN: Final = (0.48145466, 0.4578275, 0.40821073)
+_CLIP_STD: Final = (0.26862954, 0.26130258, 0.27577711)
 _SIGLIP: Final = {
     "hidden_size": 1152,
     "intermediate_size": 3072,
@@ -44,6 +47,7 @@ class TowerType:
     """One row: how a family's files describe images."""
 
     processor: Callable[[JsonObject, JsonObject, JsonObject], ProcessorConfig]
+    tower: Callable[[JsonObject, str, ProcessorConfig, int], ModelConfig]
     defaults: Mapping[str, object]  # of the tower, by Transformers' class
     placeholder_key: str
     placeholder: int  # where a file leaves it out
@@ -72,7 +76,7 @@ def read_tower(
         return None
     vision = vision.with_defaults(row.defaults)
     processor = row.processor(config, vision, pictures)
-    model = _siglip(vision, f"{folder.name} (tower)", processor, embedding_size)
+    model = row.tower(vision, f"{folder.name} (tower)", processor, embedding_size)
     placeholder = config.get_int(row.placeholder_key, row.placeholder)
     return vision_config(processor, placeholder), model
 
@@ -145,18 +149,84 @@ def _gemma3(config: JsonObject, vision: JsonObject, pictures: JsonObject) -> Pro
     )
 
 
+def _qwen(config: JsonObject, vision: JsonObject, pictures: JsonObject) -> ProcessorConfig:
+    """Reads the processor of Qwen3-VL and Qwen 3.5."""
+    for key, kept in (("patch_size", 16), ("temporal_patch_size", 2), ("spatial_merge_size", 2)):
+        theirs = "merge_size" if key == "spatial_merge_size" else key
+        if pictures.get_positive(theirs, kept) != vision.get_positive(key):
+            raise pictures.bad(theirs, f"the tower says {vision.get_positive(key)} ({key})")
+    size = pictures.get_object("size") or pictures.empty("size")
+    least = pictures.get_positive("min_pixels", size.get_positive("shortest_edge", 56 * 56))
+    most = pictures.get_positive("max_pixels", size.get_positive("longest_edge", 28 * 28 * 1280))
+    if not least <= most <= _MOST_PIXELS * 1024:
+        raise pictures.bad("size", f"pictures of {least} to {most} pixels")
+    places = isqrt(vision.get_positive("num_position_embeddings"))
+    return _processor(
+        pictures,
+        vision,
+        kind=ProcessorKind.QWEN_VL,
+        least_pixels=least,
+        most_pixels=most,
+        resampling=Resampling.BICUBIC,
+        merge=vision.get_positive("spatial_merge_size"),
+        colours=(_CLIP_MEAN, _CLIP_STD),
+        places=places,
+        has_axes=True,
+    )
+
+
+def _qwen_tower(
+    vision: JsonObject, name: str, processor: ProcessorConfig, embedding_size: int
+) -> ModelConfig:
+    """Reads the tower of Qwen3-VL and Qwen 3.5."""
+    own = {"num_attention_heads": "num_heads", "num_hidden_layers": "depth"}
+    vision = vision.replaced({ours: vision.get_positive(theirs) for ours, theirs in own.items()})
+    act = activation(vision, "hidden_act", "gelu_pytorch_tanh")
+    if act not in (ActivationFunction.GELU, ActivationFunction.GELU_TANH):
+        raise UnsupportedArchitecture(f"a tower with the activation {act}", ("GELU",))
+    if (size := vision.get_positive("out_hidden_size")) != embedding_size:
+        raise vision.bad("out_hidden_size", f"{size}, and the model has {embedding_size}")
+    hidden_size = vision.get_positive("hidden_size")
+    layer = replace(read_layer(vision), intermediate_size=vision.get_positive("intermediate_size"))
+    if layer.key_dim % 4:
+        raise vision.bad("num_heads", f"{layer.key_dim} elements of a head do not rotate by axes")
+    layers, merged = [layer] * num_layers(vision), hidden_size * processor.merge**2
+    indices = vision.get_numbers("deepstack_visual_indexes") or ()
+    if list(indices) != sorted(set(indices) & set(range(len(layers)))):
+        raise vision.bad("deepstack_visual_indexes", f"{list(indices)} of {len(layers)} layers")
+    for index in map(int, indices):
+        layers[index] = replace(layer, merger_features=merged)
+    return qwen_tower_config(
+        name,
+        processor,
+        tuple(layers),
+        hidden_size=hidden_size,
+        embedding_size=embedding_size,
+        norm_eps=1e-6,
+        activation=act,
+    )
+
+
 def _processor(
     pictures: JsonObject,
     vision: JsonObject,
     *,
     kind: ProcessorKind,
-    tile: int,
+    tile: int = 0,
     longest_edge: int = 0,
     splits: bool = False,
+    least_pixels: int = 0,
+    most_pixels: int = 0,
     resampling: Resampling,
     merge: int,
+    colours: tuple[_Colours, _Colours] = (_HALF, _HALF),
+    places: int = 0,
+    has_axes: bool = False,
 ) -> ProcessorConfig:
-    """Reads what the processors of all families have; `resampling` is the one by default."""
+    """Reads what the processors of all families have.
+
+    Resampling is that by default, and so are the mean and the deviation of colours.
+    """
     for key in ("do_resize", "do_rescale", "do_normalize"):
         if not pictures.get_bool(key, True):
             raise pictures.bad(key, "pictures that are not prepared in this way are not read")
@@ -168,12 +238,16 @@ def _processor(
         tile=tile,
         longest_edge=longest_edge,
         splits=splits,
+        least_pixels=least_pixels,
+        most_pixels=most_pixels,
         resampling=Resampling(number),
         patch=vision.get_positive("patch_size"),
         merge=merge,
+        places=places,
+        has_axes=has_axes,
         rescale=pictures.get_float("rescale_factor", 1 / 255),
-        mean=_colours(pictures, "image_mean"),
-        std=_colours(pictures, "image_std"),
+        mean=_colours(pictures, "image_mean", colours[0]),
+        std=_colours(pictures, "image_std", colours[1]),
     )
 
 
@@ -186,8 +260,8 @@ def _edge(pictures: JsonObject, key: str, default: int) -> int:
     return edge
 
 
-def _colours(pictures: JsonObject, key: str) -> tuple[float, float, float]:
-    numbers = pictures.get_numbers(key) or _HALF
+def _colours(pictures: JsonObject, key: str, usual: _Colours) -> _Colours:
+    numbers = pictures.get_numbers(key) or usual
     if len(numbers) != 3 or (key == "image_std" and min(numbers) <= 0):
         raise pictures.bad(key, f"{list(numbers)} is not a number for each of three colours")
     return numbers[0], numbers[1], numbers[2]
@@ -195,6 +269,7 @@ def _colours(pictures: JsonObject, key: str) -> tuple[float, float, float]:
 
 _IDEFICS3: Final = TowerType(
     processor=_idefics3,
+    tower=_siglip,
     defaults=_SIGLIP,
     placeholder_key="image_token_id",
     placeholder=128257,
@@ -202,12 +277,45 @@ _IDEFICS3: Final = TowerType(
 
 _GEMMA3: Final = TowerType(
     processor=_gemma3,
+    tower=_siglip,
     defaults=_SIGLIP | {"hidden_size": 768, "num_attention_heads": 12, "patch_size": 16},
     placeholder_key="image_token_index",
     placeholder=262144,
 )
 
+_QWEN3: Final = TowerType(
+    processor=_qwen,
+    tower=_qwen_tower,
+    defaults={
+        "depth": 27,
+        "hidden_size": 1152,
+        "hidden_act": "gelu_pytorch_tanh",
+        "intermediate_size": 4304,
+        "num_heads": 16,
+        "patch_size": 16,
+        "spatial_merge_size": 2,
+        "temporal_patch_size": 2,
+        "out_hidden_size": 3584,
+        "num_position_embeddings": 2304,
+        "deepstack_visual_indexes": [8, 16, 24],
+    },
+    placeholder_key="image_token_id",
+    placeholder=151655,
+)
+_QWEN35: Final = replace(
+    _QWEN3,
+    defaults={**_QWEN3.defaults, "deepstack_visual_indexes": []},
+    placeholder=248056,
+)
+
 TOWERS: Final[Mapping[str, TowerType]] = MappingProxyType(
-    {"idefics3": _IDEFICS3, "smolvlm": _IDEFICS3, "gemma3": _GEMMA3}
+    {
+        "idefics3": _IDEFICS3,
+        "smolvlm": _IDEFICS3,
+        "gemma3": _GEMMA3,
+        "qwen3_vl": _QWEN3,
+        "qwen3_5": _QWEN35,
+        "qwen3_5_moe": _QWEN35,
+    }
 )
 """By `model_type`."""

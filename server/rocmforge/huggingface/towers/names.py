@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
 
 from rocmforge.huggingface.names import NameTable, weights_and_biases
+from rocmforge.models.config import ModelConfig
 
 SIGLIP: Final = NameTable(
     # Of SmolVLM, then of Gemma 3, which has had each of these.
@@ -55,3 +57,63 @@ SIGLIP: Final = NameTable(
     ),
 )
 """A tower of the kind of SigLIP."""
+
+
+def _merger(name: str, parts: str) -> tuple[tuple[str, str], ...]:
+    """Returns the rows of a projector of Qwen's."""
+    return (
+        (f"{name}linear_fc1", f"{parts}.inner"),
+        (f"{name}linear_fc2", f"{parts}.matrix"),
+    )
+
+
+QWEN: Final = NameTable(
+    prefixes=("model.visual.", "visual."),
+    layer=re.compile(r"blocks\.(\d{1,4})\."),
+    parts=MappingProxyType(
+        {
+            **weights_and_biases(
+                ("attn.proj", "attention.output"),
+                ("norm1", "attention_norm"),
+                ("norm2", "feed_forward_norm"),
+                ("mlp.linear_fc1", "feed_forward.up"),
+                ("mlp.linear_fc2", "feed_forward.down"),
+            ),
+            "attn.qkv.weight": ("attention.q", "attention.k", "attention.v"),
+            "attn.qkv.bias": ("attention.q_bias", "attention.k_bias", "attention.v_bias"),
+        }
+    ),
+    model=MappingProxyType(
+        {
+            "patch_embed.proj.weight": "patches.matrix",
+            "patch_embed.proj.bias": "patches.bias",
+            "pos_embed.weight": "embedding.token",
+            "merger.norm.weight": "output_norm",
+            "merger.norm.bias": "output_norm_bias",
+            **{
+                theirs: ours
+                for theirs, (ours,) in weights_and_biases(*_merger("merger.", "projector")).items()
+            },
+        }
+    ),
+    left_out=re.compile(
+        r"^(model\.)?(language_model|layers|embed_tokens|norm)\.|^lm_head\.|^mtp\."
+    ),
+)
+"""A tower of Qwen3-VL or Qwen 3.5, without the projectors of its inner layers."""
+
+
+def tower_names(config: ModelConfig) -> NameTable:
+    """Returns the names of a tower's weights."""
+    if config.architecture == "siglip":
+        return SIGLIP
+    merging = [index for index, layer in enumerate(config.layers) if layer.merger_features]
+    inner = [
+        name
+        for number, index in enumerate(merging)
+        for stem in [f"deepstack_merger_list.{number}."]
+        for ours in [f"layers.{index}.merger"]
+        for name in (*_merger(stem, ours), (f"{stem}norm", f"{ours}.norm"))
+    ]
+    rows = {theirs: ours for theirs, (ours,) in weights_and_biases(*inner).items()}
+    return replace(QWEN, model=MappingProxyType({**QWEN.model, **rows}))

@@ -10,7 +10,7 @@ from rocmforge.checkpoint.tokenizer import TokenizerData
 from rocmforge.errors import BadTokenizer
 from rocmforge.huggingface.files.folder import Folder
 from rocmforge.huggingface.files.shards import WeightFile
-from rocmforge.huggingface.towers.names import SIGLIP
+from rocmforge.huggingface.towers.names import QWEN, SIGLIP, tower_names
 from rocmforge.huggingface.weights import Locator, plus_one, read_weights
 from rocmforge.models.checkpoint import Checkpoint, Identity
 from rocmforge.models.config import ModelConfig
@@ -36,16 +36,17 @@ def open_tower(
     Raises:
         UnsupportedTensor: One is missing, unexpected, or of a type or a shape that cannot be.
     """
-    weights: dict[str, Tensor] = read_weights(config, files, SIGLIP)
+    names = tower_names(config)
+    weights: dict[str, Tensor] = read_weights(config, files, names)
     if (tower := config.tower) is not None and tower.averages:
         if (norm := weights.get("projector.norm")) is not None:
             weights["projector.norm"] = plus_one(norm)
         turn_projection(weights)
     stored = [info.name for file in files for info in file.tensors]
-    prefix = SIGLIP.prefix_of(stored)
+    prefix = names.prefix_of(stored)
 
     def name_of(place: str) -> str:
-        return SIGLIP.name_of(place, prefix)
+        return names.name_of(place, prefix)
 
     check_weights(config, weights, name_of)
     return Checkpoint(
@@ -67,7 +68,9 @@ def open_tower(
 def has_tower(files: tuple[WeightFile, ...]) -> bool:
     """Returns whether the files have the weights of a tower."""
     names = (info.name for file in files for info in file.tensors)
-    return any(SIGLIP.find(name) == ("patches.matrix",) for name in names)
+    return any(
+        table.find(name) == ("patches.matrix",) for name in names for table in (SIGLIP, QWEN)
+    )
 
 
 def _no_tokenizer() -> TokenizerData:

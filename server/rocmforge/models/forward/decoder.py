@@ -56,6 +56,9 @@ def hidden_states(config: ModelConfig, weights: ModelWeights[W], ops: Ops[A, W, 
     stream: _Stream[A, W] = _Stream(residual)
     for spec, layer in zip(specs, layers, strict=True):
         stream = _layer(config, layer, ops, step, stream, spec, other)
+        if spec.layer < config.deepstack:
+            delta = ops.add_embeddings(step, present(stream.delta), spec.layer + 1)
+            stream = stream._replace(delta=delta)
     return _normed(ops, stream, weights.output_norm)[1]
 
 

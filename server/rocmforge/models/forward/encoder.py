@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from rocmforge.models.blocks import Attention, FeedForward, ModelWeights, Projector
-from rocmforge.models.config import ModelConfig
+from rocmforge.models.blocks import Attention, FeedForward, Merger, ModelWeights, Projector
+from rocmforge.models.config import ActivationFunction, ModelConfig
 from rocmforge.models.forward.ops import AttentionSpec, Ops, attention_specs
 from rocmforge.models.weights import present
 
@@ -19,8 +19,12 @@ S = TypeVar("S")
 
 def hidden_states(config: ModelConfig, weights: ModelWeights[W], ops: Ops[A, W, S], step: S) -> A:
     """Returns the hidden states of the step's tokens after the last norm, [T, hidden_size]."""
-    embedding = weights.embedding
-    x = ops.embed(step, embedding.token, embedding.position, embedding.type, config.embedding_scale)
+    embedding, tower = weights.embedding, config.tower
+    if tower is not None and tower.places:
+        x = ops.embed_between(step, embedding.token)
+    else:
+        tables = embedding.token, embedding.position, embedding.type
+        x = ops.embed(step, *tables, config.embedding_scale)
     if (patches := weights.patches) is not None:
         delta = ops.linear(step, ops.patches(step), patches.matrix, patches.bias)
         return _pre_norm_layers(config, weights, ops, step, x, delta)
@@ -37,12 +41,24 @@ def image_rows(
     """Returns the rows of embeddings that a tower makes of its hidden states, [P, output_size]."""
     tower = config.tower
     assert tower is not None, "the model is a tower"
-    if not tower.averages:
-        return ops.linear(step, ops.merge_rows(hidden, tower.merged), projector.matrix, None)
-    rows = ops.sum_hidden(step, hidden)
-    if projector.norm is not None:
-        rows = ops.norm_sums(rows, projector.norm, tower.merged)
-    return ops.linear(step, rows, projector.matrix, None)
+    if tower.averages:
+        x = ops.sum_hidden(step, hidden)
+        if projector.norm is not None:
+            x = ops.norm_sums(x, projector.norm, tower.merged)
+    else:
+        x = ops.merge_rows(hidden, tower.merged)
+    if projector.inner is not None:
+        x = ops.linear(step, x, projector.inner, projector.inner_bias)
+        x = ops.gelu(x, ActivationFunction.GELU)
+    return ops.image_rows(step, ops.linear(step, x, projector.matrix, projector.matrix_bias))
+
+
+def _merge(config: ModelConfig, merger: Merger[W], ops: Ops[A, W, S], step: S, x: A) -> A:
+    """Returns rows for an inner layer of the model beside a tower."""
+    assert config.tower is not None, "the model is a tower"
+    x = ops.norm(ops.merge_rows(x, config.tower.merged), merger.norm, merger.norm_bias)
+    x = ops.gelu(ops.linear(step, x, merger.inner, merger.inner_bias), ActivationFunction.GELU)
+    return ops.linear(step, x, merger.matrix, merger.matrix_bias)
 
 
 def _post_norm_layers(
@@ -74,11 +90,12 @@ def _pre_norm_layers(
 ) -> A:
     """Runs layers that norm what each part reads; the sum goes on as it is (Warner et al. 2024).
 
-    As in a decoder, each addition is done together with the norm that reads its result. Where there
-    is no delta to begin with, the first layer may have no norm for its attention: then it reads
-    that of the embedding.
+    As in a decoder, each addition is done together with the norm that reads its result. Behind some
+    layers of a tower, what makes rows of embeddings reads the sum, too. Where there is no delta to
+    begin with, the first layer may have no norm for its attention: then it reads that of the
+    embedding.
     """
-    residual = x
+    residual, part = x, 0
     for spec, layer in zip(attention_specs(config), weights.layers, strict=True):
         if delta is not None:
             norm = present(layer.attention_norm), layer.attention_norm_bias
@@ -93,8 +110,15 @@ def _pre_norm_layers(
         delta = _feed_forward(config, present(layer.feed_forward), ops, step, x)
         if layer.feed_forward_post_norm is not None:
             delta = ops.norm(delta, layer.feed_forward_post_norm, None)
+        if layer.merger is not None:
+            part += 1
+            residual, _ = ops.add_norm(residual, delta, None, None)
+            ops.keep_rows(step, _merge(config, layer.merger, ops, step, residual), part)
+            delta = None
     norm = present(weights.output_norm), weights.output_norm_bias
-    return ops.norm_of_sum(residual, present(delta), *norm)
+    if delta is None:
+        return ops.norm(residual, *norm)
+    return ops.norm_of_sum(residual, delta, *norm)
 
 
 def _attend(
@@ -127,5 +151,6 @@ def _feed_forward(
     if feed_forward.gate is not None:
         inner = ops.gated_linear(step, x, feed_forward.gate, feed_forward.up, config.activation)
     else:
-        inner = ops.gelu(ops.linear(step, x, feed_forward.up, feed_forward.up_bias))
+        inner = ops.linear(step, x, feed_forward.up, feed_forward.up_bias)
+        inner = ops.gelu(inner, config.activation)
     return ops.linear(step, inner, feed_forward.down, feed_forward.down_bias)

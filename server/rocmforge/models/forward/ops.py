@@ -79,6 +79,22 @@ class Ops(Protocol[A, W, S]):
         """
         ...
 
+    def embed_between(self, step: S, table: W) -> A:
+        """Returns the embeddings of places between those of a table: [T, hidden_size].
+
+        Args:
+            step: Gives the rows and how much of each is taken (`StepInput.place_ids`).
+            table: [V, hidden_size].
+        """
+        ...
+
+    def add_embeddings(self, step: S, x: A, part: int) -> A:
+        """Returns x, [T, hidden_size], plus this part of the rows that the step brings, if any.
+
+        Part 0 is what `embed` puts in the place of tokens. May overwrite x.
+        """
+        ...
+
     def norm(self, x: A, weight: W | None, bias: W | None) -> A:
         """Returns the norm of each row, [rows, hidden_size]; without a weight, x itself.
 
@@ -220,15 +236,23 @@ class Ops(Protocol[A, W, S]):
         """
         ...
 
-    def gelu(self, x: A) -> A:
-        """Returns x * Phi(x), Phi the normal distribution function: [T, intermediate_size].
+    def gelu(self, x: A, activation: ActivationFunction) -> A:
+        """Returns x * Phi(x), Phi the normal distribution function: [rows, features].
 
-        Where `ModelConfig.activation` is GELU_TANH, Phi is its form with tanh.
+        Where the activation is GELU_TANH, Phi is its form with tanh.
         """
         ...
 
     def patches(self, step: S) -> A:
         """Returns the patches of images that the step brings: [T, patch_features]."""
+        ...
+
+    def keep_rows(self, step: S, rows: A, part: int) -> None:
+        """Keeps rows of embeddings, [P, row_features], for an inner layer, until `image_rows`."""
+        ...
+
+    def image_rows(self, step: S, rows: A) -> A:
+        """Returns rows, [P, row_features], each with what was kept behind it: [P, output_size]."""
         ...
 
     def merge_rows(self, x: A, count: int) -> A:

@@ -7,8 +7,13 @@ row of embeddings of so many patches; these rows stand in the prompt in the plac
 from __future__ import annotations
 
 from enum import IntEnum, StrEnum
+from math import isqrt
+from typing import Final
 
 import msgspec
+
+MOST_STRETCHED: Final = 200
+"""The longer side of a picture that keeps its shape, by its shorter one."""
 
 
 class ProcessorKind(StrEnum):
@@ -16,6 +21,7 @@ class ProcessorKind(StrEnum):
 
     IDEFICS3 = "idefics3"  # Laurençon et al. 2024, arXiv:2408.12637; SmolVLM
     GEMMA3 = "gemma3"  # arXiv:2503.19786
+    QWEN_VL = "qwen_vl"  # Wang et al. 2024, arXiv:2409.12191: pictures keep their shape
 
 
 class Resampling(IntEnum):
@@ -30,12 +36,19 @@ class ProcessorConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The way of a picture to a tower; plain values that any process can have."""
 
     kind: ProcessorKind
-    tile: int  # pixels of a side of a tile
+    tile: int = 0  # pixels of a side of a tile; 0: a tile has the shape of its picture
+    # Pixels of a tile that has the shape of its picture.
+    least_pixels: int = 0
+    most_pixels: int = 0
     longest_edge: int = 0  # pixels to which a picture's longer side is scaled; 0: it is a tile
     splits: bool = False  # a picture of more than one tile is cut, and scaled to one more, too
     resampling: Resampling
     patch: int  # pixels of a side of a patch
     merge: int  # patches of a side of the square that a row of embeddings is made of
+    # Of a side of the square that the tower's table of positions is for, between which patches lie;
+    # 0: each patch has a row of its own.
+    places: int = 0
+    has_axes: bool = False  # to the model, rows of embeddings have rows and columns
     # A pixel becomes (its number * rescale - mean) / std, of its colour.
     rescale: float = 1 / 255
     mean: tuple[float, float, float]
@@ -43,14 +56,36 @@ class ProcessorConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def grid(self) -> tuple[int, int]:
-        """The rows and columns of patches of a tile."""
+        """The rows and columns of patches of a tile whose size is given."""
         return self.tile // self.patch, self.tile // self.patch
 
     @property
     def tile_rows(self) -> int:
-        """Rows of embeddings of a tile."""
-        rows, columns = self.grid
-        return (rows // self.merge) * (columns // self.merge)
+        """Rows of embeddings of a tile whose size is given."""
+        return self.rows_of(self.grid)
+
+    @property
+    def most_patches(self) -> int:
+        """Patches of the largest tile."""
+        if self.tile:
+            return self.grid[0] * self.grid[1]
+        # Sides are whole numbers of these; a picture is 200 times as wide as it is high, at most.
+        unit, least, most = self.patch * self.merge, self.least_pixels, self.most_pixels
+        narrow = unit * isqrt(MOST_STRETCHED * most)
+        enlarged = least + unit * isqrt((MOST_STRETCHED + 3) * least) + unit * unit
+        return max(most, narrow, enlarged) // (self.patch * self.patch)
+
+    def rows_of(self, grid: tuple[int, int]) -> int:
+        """Returns the rows of embeddings of a tile of so many rows and columns of patches."""
+        return (grid[0] // self.merge) * (grid[1] // self.merge)
+
+    def takes(self, grid: tuple[int, int]) -> bool:
+        """Returns whether a tile may have so many rows and columns of patches."""
+        if self.tile:
+            return grid == self.grid
+        rows, columns = grid
+        is_whole = not (rows % self.merge or columns % self.merge)
+        return is_whole and min(grid) > 0 and rows * columns <= self.most_patches
 
     @property
     def patch_features(self) -> int:

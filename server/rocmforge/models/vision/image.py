@@ -91,3 +91,35 @@ def patch_positions(grid: tuple[int, int], merge: int) -> npt.NDArray[np.int32]:
     places = np.arange(rows * columns, dtype=np.int32)
     squares = places.reshape(rows // merge, merge, columns // merge, merge)
     return np.ascontiguousarray(squares.transpose(0, 2, 1, 3)).reshape(-1)
+
+
+def patch_axes(grid: tuple[int, int], merge: int) -> npt.NDArray[np.int32]:
+    """Returns the row and column of each patch of a tile, [patches, 2]; see `patch_positions`."""
+    return np.stack(np.divmod(patch_positions(grid, merge), np.int32(grid[1])), axis=1)
+
+
+def between_places(
+    axes: npt.NDArray[np.int32], grid: tuple[int, int], side: int
+) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
+    """Returns between which rows of a table each patch lies, and how much of each is taken.
+
+    A table is for a square of places, whose corners are those of the tile.
+
+    Args:
+        axes: The row and column of each patch, [patches, 2].
+        grid: Rows and columns of patches.
+        side: Places of a side of the square.
+
+    Returns:
+        The rows, [patches, 4], and the shares, [patches, 4], which add up to 1.
+    """
+    lengths = np.maximum(np.array(grid, np.float32) - 1, np.float32(1))
+    places = axes.astype(np.float32) * np.float32(side - 1) / lengths
+    first = np.floor(places).astype(np.int32)
+    share = places - first.astype(np.float32)
+    second = np.minimum(first + 1, side - 1)
+    rows = np.stack([first[:, 0], second[:, 0]], axis=1) * np.int32(side)
+    columns = np.stack([first[:, 1], second[:, 1]], axis=1)
+    of_row, of_column = (np.stack([1 - share[:, i], share[:, i]], axis=1) for i in (0, 1))
+    shares = (of_row[:, :, None] * of_column[:, None]).astype(np.float32)
+    return (rows[:, :, None] + columns[:, None]).reshape(-1, 4), shares.reshape(-1, 4)

@@ -6,7 +6,16 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
-from rocmforge.models.config import ActivationFunction, LayerConfig, ModelConfig, TowerConfig
+from rocmforge.models.config import (
+    ActivationFunction,
+    LayerConfig,
+    ModelConfig,
+    PositionAxes,
+    RopeConfig,
+    RopeStyle,
+    TowerConfig,
+    axes_of_pairs,
+)
 from rocmforge.models.families import FAMILIES
 from rocmforge.models.pooling import PoolingType
 from rocmforge.models.vision.config import ProcessorConfig, ProcessorKind, VisionConfig
@@ -25,6 +34,8 @@ _MARKERS: Final[Mapping[ProcessorKind, Mapping[str, str]]] = MappingProxyType(
             "begin": "\n\n<start_of_image>",
             "end": "<end_of_image>\n\n",
         },
+        # Templates write what stands around it.
+        ProcessorKind.QWEN_VL: {"marker": "<|image_pad|>", "begin": "", "end": ""},
     }
 )
 _BOTH_WAYS: Final = frozenset({ProcessorKind.GEMMA3})
@@ -33,6 +44,7 @@ PLACEHOLDERS: Final[Mapping[ProcessorKind, tuple[str, ...]]] = MappingProxyType(
         ProcessorKind.IDEFICS3: ("<image>",),
         # Not in all vocabularies: nothing but rows has it.
         ProcessorKind.GEMMA3: ("<image_soft_token>", "<start_of_image>"),
+        ProcessorKind.QWEN_VL: ("<|image_pad|>",),
     }
 )
 """The token that stands for a row, where a file does not say its id: the first that there is."""
@@ -85,5 +97,59 @@ def siglip_config(
             merged=processor.merge * processor.merge,
             averages=processor.kind is ProcessorKind.GEMMA3,
             embedding_size=embedding_size,
+        ),
+    )
+
+
+def qwen_tower_config(
+    name: str,
+    processor: ProcessorConfig,
+    layers: tuple[LayerConfig, ...],
+    *,
+    hidden_size: int,
+    embedding_size: int,
+    norm_eps: float,
+    activation: ActivationFunction,
+    theta: float = 10000.0,
+) -> ModelConfig:
+    """Returns a tower of Qwen3-VL or Qwen 3.5; see `siglip_config`.
+
+    Args:
+        name: For messages.
+        processor: Prepares images for it.
+        layers: Its layers; those with `merger_features` make rows for the first of the model's.
+        hidden_size: Elements of its hidden states.
+        embedding_size: The hidden size of the model beside it.
+        norm_eps: Of its norms.
+        activation: Of its networks.
+        theta: Of the rotation of queries and keys by rows and columns.
+    """
+    family, head_dim = FAMILIES["qwen3vl-tower"], layers[0].key_dim
+    return ModelConfig(
+        architecture="qwen3vl-tower",
+        name=name,
+        causal=family.causal,
+        hidden_size=hidden_size,
+        vocab_size=processor.places * processor.places,
+        max_context=processor.most_patches,
+        layers=layers,
+        norm=family.norm,
+        norm_eps=norm_eps,
+        pre_norm=family.pre_norm,
+        rope=RopeConfig(
+            style=RopeStyle.NEOX,
+            rotary_dim=head_dim,
+            theta=theta,
+            scaling=None,
+            axes=axes_of_pairs((head_dim // 4, head_dim // 4), PositionAxes.SECTIONS),
+            axes_restart=True,
+        ),
+        activation=activation,
+        pooling=PoolingType.NONE,
+        tower=TowerConfig(
+            patch_features=processor.patch_features,
+            merged=processor.merge * processor.merge,
+            embedding_size=embedding_size,
+            places=processor.places,
         ),
     )
