@@ -32,8 +32,7 @@ OPTIONS = replace(SMALL, max_context=256, kv_blocks=64, max_batched_tokens=128)
 SAMPLING = SamplingParams(max_tokens=4, temperature=0.0)
 
 
-# Towers of Qwen3-VL are refused.
-@pytest.mark.parametrize("model", TOWERS[:1], ids=lambda model: model.name)
+@pytest.mark.parametrize("model", TOWERS, ids=lambda model: model.name)
 def test_a_tower_makes_the_rows_of_transformers_and_answers_are_the_references(
     model: TinyTower, stack: ExitStack, tmp_path: Path
 ) -> None:

@@ -167,6 +167,7 @@ PLANTED = (
     ("beside_hidden", "rf_beside_hidden"),
     ("squared_relu", "rf_squared_relu"),
     ("embed_add", "rf_embed_add_*"),
+    ("embed_between", "rf_embed_between_*"),
     ("rope", "rf_rope_half"),
     ("full attention", "rf_attention_full_*"),
     ("convolve", "rf_short_conv"),

@@ -95,6 +95,18 @@ def rf_embed_add(
     """Adds rows of positions, and the one of the type, to embedded tokens."""
 
 
+def rf_embed_between(
+    *,
+    table: Pointer,
+    rows: Pointer,
+    shares: Pointer,
+    out: Pointer,
+    table_rows: I32,
+    quant_blocks: I32,
+) -> None:
+    """Adds up four rows of a table for each token, each times its share."""
+
+
 def rf_layer_norm(
     *,
     x: Pointer,

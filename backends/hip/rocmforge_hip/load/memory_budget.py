@@ -292,6 +292,8 @@ def _largest_input(config: ModelConfig, limits: StepLimits, options: LoadOptions
         predictor=PredictorUse.FILL if config.predicts else PredictorUse.NONE,
         checked=limits.sequences if config.has_states else 0,
         window_groups=0 if windows is None else windows.count,
+        has_axes=config.rope is not None and bool(config.rope.axes),
+        has_places=config.tower is not None and config.tower.places > 0,
     )
     if not causal:
         return StepLayout(shape).nbytes

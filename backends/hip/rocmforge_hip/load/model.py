@@ -36,6 +36,7 @@ from rocmforge_hip.ops.processors import (
 from rocmforge_hip.ops.recurrent.layers import on_device
 from rocmforge_hip.ops.sampler import Sampler
 from rocmforge_hip.ops.sharded import ShardedOps, gather_orders, warm_up
+from rocmforge_hip.run.axes import AxisRows
 from rocmforge_hip.run.runner import Model
 from rocmforge_hip.weights.adapters import AdapterArrays, pack_stack, plan_adapters
 from rocmforge_hip.weights.formats import Matrix, Weight
@@ -91,7 +92,7 @@ class ModelLoading:
             window_groups=() if plan.windows is None else plan.windows.group_of,
             states=self._new_states(),
             hidden=self._new_hidden(),
-            tables={} if tables is None else _upload_tables(device, tables),
+            tables={} if tables is None else self._upload_tables(tables),
             query_gains=self._load_gains(tables),
             slopes=self._load_slopes(),
             formats=_formats(planned, of_experts=False),
@@ -106,7 +107,32 @@ class ModelLoading:
         if config.causal:
             sampler = Sampler(device.library, self._geometry, arena, self._load_processors())
         inputs = device.memory.device(spec((plan.input_bytes,), "u1"), "inputs of a step")
-        return Model(config, weights, ops, sampler, arena, inputs.array, hosted)
+        axes = None
+        if tables is not None and tables.by_axes is not None:
+            # Tokens of a tower have no other rows.
+            first = len(tables.table.cos) if config.causal else 0
+            table, most = resources.tables[False], plan.limits.tokens
+            axes = AxisRows(device, tables.by_axes, table, first, most)
+        return Model(config, weights, ops, sampler, arena, inputs.array, axes, hosted)
+
+    def _upload_tables(self, tables: RopeTables) -> dict[bool, DeviceRopeTable]:
+        """Uploads the tables; returns them by whether they are the local one.
+
+        Where positions have axes, there is room for the rows of a step: see `AxisRows`.
+        """
+        found = {False: tables.table}
+        if tables.local_table is not None:
+            found[True] = tables.local_table
+        has_room = tables.by_axes is not None and self._config.causal
+        room = ((0, self._plan.limits.tokens if has_room else 0), (0, 0))
+
+        def uploaded(values: npt.NDArray[np.float32]) -> DeviceArray:
+            return upload(self._device, np.pad(values, room), "rope table")
+
+        return {
+            is_local: DeviceRopeTable(uploaded(table.cos), uploaded(table.sin))
+            for is_local, table in found.items()
+        }
 
     def _load_processors(self) -> Processors:
         device, vocab = self._device, self._config.vocab_size
@@ -216,19 +242,6 @@ def _formats(planned: ModelWeights[Planned], *, of_experts: bool) -> frozenset[s
         for storage in storages(planned)
         if isinstance(storage, PlannedMatrix) and bool(storage.num_experts) is of_experts
     )
-
-
-def _upload_tables(device: Device, tables: RopeTables) -> dict[bool, DeviceRopeTable]:
-    """Uploads the tables; returns them by whether they are the local one."""
-    found = {False: tables.table}
-    if tables.local_table is not None:
-        found[True] = tables.local_table
-    return {
-        is_local: DeviceRopeTable(
-            upload(device, table.cos, "rope table"), upload(device, table.sin, "rope table")
-        )
-        for is_local, table in found.items()
-    }
 
 
 def upload(device: Device, values: npt.NDArray[Any], name: str) -> DeviceArray:

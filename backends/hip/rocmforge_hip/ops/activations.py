@@ -211,6 +211,7 @@ class ActivationArrays(Generic[X]):
     sampling: SamplingArrays[X] | None = None
     experts: ExpertArrays[X] | None = None
     latent: LatentArrays[X] | None = None
+    deepstack: Forms[X] | None = None  # [T, hidden_size], rows that are added behind a layer
     beside_hidden: Forms[X] | None = None  # [T, 2 * hidden_size], what a predictor begins with
     per_layer: Forms[X] | None = None  # [T, per_layer_features]
     per_layer_gate: Forms[X] | None = None  # [T, per_layer_size]
@@ -323,6 +324,7 @@ def _of_causal(
     return ActivationArrays(
         tokens=spec((tokens,), "i4"),
         residual=Forms(f32=of_tokens),
+        deepstack=Forms(f32=of_tokens) if config.deepstack else None,
         normed=_multiplied(tokens, hidden_size, f32=of_tokens),
         post_normed=Forms(f32=of_tokens) if has_post_norms else None,
         qkv=qkv[Product.QKV],
@@ -504,7 +506,8 @@ def _without_cache(
     has_post_norms = weights.layers[0].attention_post_norm is not None
     of_tokens = forms(tokens, hidden_size, f32=True)
     return ActivationArrays(
-        residual=of_tokens if has_post_norms else None,
+        # Else the norm of merged patches would take the place of the sum that goes on.
+        residual=of_tokens if has_post_norms or config.row_parts > 1 else None,
         normed=forms(tokens, hidden_size, f32=True, f16=True),
         post_normed=of_tokens if has_post_norms else None,
         qkv=qkv[Product.QKV],
@@ -525,9 +528,10 @@ def _without_cache(
 
 def _most_intermediate(config: ModelConfig) -> int:
     """Returns the features of the widest feed-forward network."""
-    return max(
+    most = max(
         max(layer.intermediate_size, layer.shared_intermediate_size) for layer in config.layers
     )
+    return most if config.tower is None else max(most, config.hidden_size)  # of merged patches
 
 
 def _row_results(rows: int) -> int:

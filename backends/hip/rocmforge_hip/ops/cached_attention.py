@@ -232,7 +232,7 @@ class CachedAttention:
             k_norm=vectors[1],
             **self._rotation(spec),
             q_gains=self._query_gains,
-            positions=step.inputs.positions,
+            positions=step.rope_rows,
             slots=self._slots(step, spec.layer),
             q_out=out,
             k_cache=cache.keys,

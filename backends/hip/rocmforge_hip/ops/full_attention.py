@@ -80,7 +80,7 @@ class FullAttention:
             k_norm=k_norm,
             cosine=table.cos,
             sine=table.sin,
-            positions=step.inputs.positions,
+            positions=step.rope_rows,
             q_stride=q.stride or q.features,
             k_stride=k.stride or k.features,
             heads=layer.num_heads,

@@ -385,17 +385,41 @@ class HipOps:
         return x
 
     def embed_between(self, step: DeviceStep, table: Weight) -> Activation:
-        raise AssertionError("such towers are refused")
+        arena, rows, matrix = self._arena, step.shape.tokens, part_of(table).matrix
+        result = arena.residual or arena.normed
+        out = result.float32(rows, matrix.in_features)
+        self._rows.between(step, matrix, out)
+        return Activation(result, rows, matrix.in_features, f32=out)
 
     def add_embeddings(self, step: DeviceStep, x: Activation, part: int) -> Activation:
-        """Rows for inner layers are of towers that are refused."""
+        """Works in place."""
+        staged = step.embeddings
+        if staged is None or part >= staged.parts:
+            return x
+        assert self._arena.deepstack is not None
+        x = self._made(x)
+        arrays, features = self._arena.deepstack, x.features
+        rows = arrays.float32(len(staged.tokens), features)
+        staged.copy_part(part, rows)
+        for first, end, token in staged.runs():
+            own, to = rows.rows(first, end), f32_of(x).rows(token, token + end - first)
+            delta = Activation(arrays, end - first, features, f32=own)
+            self._rows.add_rows(delta, Activation(x.arrays, end - first, features, f32=to))
         return x
 
     def keep_rows(self, step: DeviceStep, rows: Activation, part: int) -> None:
-        raise AssertionError("such towers are refused")
+        """Copies rows behind the place where those of the next part are written."""
+        most = self._resources.config.row_parts
+        parts = rows.arrays.float32(most * rows.rows, rows.features)
+        kept = parts.rows(part * rows.rows, (part + 1) * rows.rows)
+        out = Activation(rows.arrays, rows.rows, rows.features, f32=kept)
+        self._rows.give_rows(rows, out)
 
     def image_rows(self, step: DeviceStep, rows: Activation) -> Activation:
-        return rows
+        """Returns the parts one after the other, as `OutputLayout` reads them."""
+        features = self._resources.config.output_size
+        all_parts = rows.arrays.float32(rows.rows, features)
+        return Activation(rows.arrays, rows.rows, features, f32=all_parts)
 
     def patches(self, step: DeviceStep) -> Activation:
         assert self._arena.patches is not None
@@ -407,7 +431,8 @@ class HipOps:
 
     def merge_rows(self, x: Activation, count: int) -> Activation:
         rows, features = x.rows // count, x.features * count
-        return Activation(x.arrays, rows, features, f16=f16_of(x).first(rows, features))
+        f32, f16 = (None if form is None else form.first(rows, features) for form in (x.f32, x.f16))
+        return Activation(x.arrays, rows, features, f32=f32, f16=f16)
 
     def norm_sums(self, x: Activation, weight: Weight, count: int) -> Activation:
         """Norms the sums themselves, with as much more of what keeps norms from dividing by 0."""

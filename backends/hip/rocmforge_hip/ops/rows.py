@@ -48,11 +48,17 @@ class RowKernels:
         self._take = library.kernel("rf_take_rows", row_kernels.rf_take_rows)
         self._sum = library.kernel("rf_sum_rows", row_kernels.rf_sum_rows)
         self._softcap = library.kernel("rf_softcap", row_kernels.rf_softcap)
+        self._add_to = library.kernel("rf_add_rows", row_kernels.rf_add_rows)
+        self._give = library.kernel("rf_give_rows", row_kernels.rf_give_rows)
         if gates:
             self._sigmoid_gate = library.kernel("rf_sigmoid_gate", row_kernels.rf_sigmoid_gate)
         if adds:
             self._add = {
                 name: library.kernel(f"rf_embed_add_{name}", row_kernels.rf_embed_add)
+                for name in FLOAT_FORMATS
+            }
+            self._between = {
+                name: library.kernel(f"rf_embed_between_{name}", row_kernels.rf_embed_between)
                 for name in FLOAT_FORMATS
             }
             self._gelu = {
@@ -96,6 +102,22 @@ class RowKernels:
             quant_blocks=features // QUANT_BLOCK,
         )
 
+    def between(self, step: DeviceStep, table: Matrix, out: DeviceArray) -> None:
+        """Adds up rows of a table as the step says: float32 out [rows, in_features]."""
+        rows, features = out.shape
+        name = table.format.name
+        items = features * (4 if name == "f32" else 2) // _ITEM_BYTES
+        self._between[name].launch(
+            (ceil_div(items, _EMBED_THREADS), rows, 1),
+            _EMBED_THREADS,
+            table=table.data,
+            rows=step.inputs.place_ids,
+            shares=step.inputs.place_shares,
+            out=out,
+            table_rows=table.out_features,
+            quant_blocks=features // QUANT_BLOCK,
+        )
+
     def take(self, x: DeviceArray, rows: DeviceArray, out: DeviceArray) -> None:
         """Takes rows of x by their numbers: float32 out [rows, features]."""
         count, features = out.shape
@@ -120,6 +142,20 @@ class RowKernels:
             out=out,
             hidden_size=features,
         )
+
+    def add_rows(self, delta: Activation, total: Activation) -> None:
+        """Adds float32 rows to others, in place."""
+        self._add_to.launch(
+            *_blocks(total),
+            delta=f32_of(delta),
+            residual=f32_of(total),
+            out=Activation(total.arrays, total.rows, total.features),
+            hidden_size=total.features,
+        )
+
+    def give_rows(self, x: Activation, out: Activation) -> None:
+        """Copies float32 rows."""
+        self._give.launch(*_blocks(x), x=f32_of(x), out=out, hidden_size=x.features)
 
     def softcap(self, x: DeviceArray, cap: float) -> None:
         """Makes x cap * tanh(x / cap), in place."""
@@ -338,6 +374,7 @@ class LayerNorms:
         self._norm = library.kernel("rf_layer_norm", row_kernels.rf_layer_norm)
         self._add_norm = library.kernel("rf_add_layer_norm", row_kernels.rf_add_layer_norm)
         self._norm_half = library.kernel("rf_layer_norm_half", row_kernels.rf_layer_norm_half)
+        self._add = library.kernel("rf_add_rows", row_kernels.rf_add_rows)
 
     def norm(
         self, x: Activation, weight: Weight | None, bias: Weight | None, out: Activation
@@ -364,10 +401,22 @@ class LayerNorms:
         total: DeviceArray | None,
         scale: Weight | None = None,
     ) -> None:
-        """Norms the rows of residual + delta, and writes the sum itself to `total`, if given."""
+        """Norms the rows of residual + delta, and writes the sum itself to `total`, if given.
+
+        Without a weight, the sum alone is written, which is the residual's place.
+        """
         assert scale is None
         assert (residual.rows, residual.features) == (delta.rows, delta.features)
-        assert weight is not None
+        if weight is None:
+            assert total is residual.f32, "the kernel writes the sum to the place of the residual"
+            self._add.launch(
+                *_blocks(residual),
+                delta=f32_of(delta),
+                residual=f32_of(residual),
+                out=Activation(out.arrays, out.rows, out.features),
+                hidden_size=residual.features,
+            )
+            return
         self._add_norm.launch(
             *_blocks(residual),
             delta=f32_of(delta),

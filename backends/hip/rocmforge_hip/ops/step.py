@@ -7,6 +7,7 @@ graph finds it there again. `step_output` has the way back.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
 from itertools import pairwise
@@ -72,6 +73,8 @@ class StepShape:
     lora_tiles: int = 0  # of rows with one adapter: see `adapters.tile_rows`
     sums: int = 0  # ranges of hidden states
     window_groups: int = 0  # of layers, with block tables of their own
+    has_axes: bool = False  # positions have several, and `rope_rows` says what tokens rotate by
+    has_places: bool = False  # of patches, between those of a table
     predictor: PredictorUse = PredictorUse.NONE
 
 
@@ -157,6 +160,7 @@ class StepArrays(Generic[X]):
     token_ids: X  # int32 [T]
     token_source: X  # int32 [T], HOST_KNOWS or a row of the step before
     positions: X  # int32 [T]
+    rope_rows: X  # int32 [T], of the table of rotations; empty if they are the positions
     slots: X  # int64 [T], where keys and values go, or PADDING_SLOT
     slots_before: X  # int64 [T], those of the tokens before; PADDING_SLOT if there is none
     query_start: X  # int32 [S + 1]
@@ -184,6 +188,8 @@ class StepArrays(Generic[X]):
     window_tables: X  # int32 [G, S, M]; G groups of layers, none where there is one table
     window_slots: X  # int64 [G, T]
     hidden_ranges: X  # int32 [sums, 2]
+    place_ids: X  # int32 [T, 4], as `StepInput.place_ids`, or empty
+    place_shares: X  # float32 [T, 4]
     lora_tiles: X  # int32 [lora_tiles, 3]
     lora_order: X  # int32 [T]; empty if no sequence has an adapter
     # The sizes of the others are not part of the shape: rows with lists are not sampled in a graph.
@@ -205,6 +211,7 @@ def _specs(shape: StepShape, lists: ListSizes) -> StepArrays[ArraySpec]:
         token_ids=a_token,
         token_source=a_token,
         positions=a_token,
+        rope_rows=spec((tokens if shape.has_axes else 0,), "i4"),
         slots=spec((tokens,), "i8"),
         slots_before=spec((tokens if shape.predictor is not PredictorUse.NONE else 0,), "i8"),
         query_start=spec((sequences + 1,), "i4"),
@@ -232,6 +239,8 @@ def _specs(shape: StepShape, lists: ListSizes) -> StepArrays[ArraySpec]:
         window_tables=spec((shape.window_groups, sequences, shape.blocks), "i4"),
         window_slots=spec((shape.window_groups, tokens), "i8"),
         hidden_ranges=spec((shape.sums, 2), "i4"),
+        place_ids=spec((tokens if shape.has_places else 0, 4), "i4"),
+        place_shares=spec((tokens if shape.has_places else 0, 4), "f4"),
         lora_tiles=spec((shape.lora_tiles, 3), "i4"),
         lora_order=spec((tokens if shape.lora_tiles else 0,), "i4"),
         seen_offsets=offsets,
@@ -279,7 +288,11 @@ class StepLayout:
         return found
 
     def pack(
-        self, step: StepInput, buffer: npt.NDArray[np.uint8], whole: StepInput | None = None
+        self,
+        step: StepInput,
+        buffer: npt.NDArray[np.uint8],
+        whole: StepInput | None = None,
+        rope_rows: Int32Array | None = None,
     ) -> None:
         """Writes a step that is not larger than the shape; what is left over becomes padding.
 
@@ -287,8 +300,9 @@ class StepLayout:
             step: The step.
             buffer: Where it goes.
             whole: The step as layers with states take it, if its sequences are others.
+            rope_rows: What tokens rotate by, [T], where it is not their positions.
         """
-        contents = leaves(_contents(step, whole or step, self.shape), tuple)
+        contents = leaves(_contents(step, whole or step, self.shape, rope_rows), tuple)
         for section, (values, padding) in zip(self._in_order, contents, strict=True):
             if not section.count:
                 continue
@@ -316,7 +330,9 @@ class StepLayout:
         return array
 
 
-def _contents(step: StepInput, whole: StepInput, shape: StepShape) -> StepArrays[Content]:
+def _contents(
+    step: StepInput, whole: StepInput, shape: StepShape, rope_rows: Int32Array | None
+) -> StepArrays[Content]:
     """Returns the values and the padding of every array but those of several dimensions."""
     new_tokens = np.diff(step.query_start)
     batch, nothing = step.sampling, np.zeros(0, np.int32)
@@ -334,6 +350,7 @@ def _contents(step: StepInput, whole: StepInput, shape: StepShape) -> StepArrays
         token_ids=(step.token_ids, 0),
         token_source=(step.token_source, HOST_KNOWS),
         positions=(step.positions, 0),
+        rope_rows=(step.positions if rope_rows is None else rope_rows, 0),
         slots=(step.slot_mapping, PADDING_SLOT),
         slots_before=(_slots_before(step, shape), PADDING_SLOT),
         query_start=(step.query_start, int(step.query_start[-1])),
@@ -361,6 +378,8 @@ def _contents(step: StepInput, whole: StepInput, shape: StepShape) -> StepArrays
         window_tables=(nothing, None),
         window_slots=(nothing, None),
         hidden_ranges=(step.hidden_ranges, 0),
+        place_ids=(step.place_ids, 0),
+        place_shares=(step.place_shares, 0),
         lora_tiles=(tiles, 0),
         lora_order=(order, 0),
         seen_offsets=(batch.seen_offsets, int(batch.seen_offsets[-1])),
@@ -390,17 +409,28 @@ class StagedRows:
 
     driver: Driver
     stream: int
-    address: int  # [E, features], of the type of what they are copied to
+    address: int  # [parts, E, features], of the type of what they are copied to
     tokens: Int32Array  # [E], of the step, in ascending order
+    parts: int = 1
 
     def copy_to(self, x: DeviceArray) -> None:
-        """Copies the rows over those of their tokens in x, [T, features]."""
+        """Copies the rows of the first part over those of their tokens in x, [T, features]."""
         row_bytes = x.shape[1] * x.dtype.itemsize
-        gaps = np.flatnonzero(np.diff(self.tokens) != 1) + 1
-        for first, end in pairwise([0, *gaps.tolist(), len(self.tokens)]):
-            target = x.address + int(self.tokens[first]) * row_bytes
+        for first, end, token in self.runs():
+            target = x.address + token * row_bytes
             source = self.address + first * row_bytes
             self.driver.copy_to_device(target, source, (end - first) * row_bytes, self.stream)
+
+    def copy_part(self, part: int, x: DeviceArray) -> None:
+        """Copies the rows of a part to x, [E, features]."""
+        nbytes = len(self.tokens) * x.shape[1] * x.dtype.itemsize
+        self.driver.copy_to_device(x.address, self.address + part * nbytes, nbytes, self.stream)
+
+    def runs(self) -> Iterator[tuple[int, int, int]]:
+        """Yields rows of tokens that follow each other: the first, that behind, the token."""
+        gaps = np.flatnonzero(np.diff(self.tokens) != 1) + 1
+        for first, end in pairwise([0, *gaps.tolist(), len(self.tokens)]):
+            yield first, end, int(self.tokens[first])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -442,3 +472,8 @@ class DeviceStep:
     host: StepInput | None = None  # for logits processors, which need no other operation
     embeddings: StagedRows | None = None
     patches: StagedRows | None = None  # of images, for a tower
+
+    @property
+    def rope_rows(self) -> DeviceArray:
+        """The row of the table of rotations for each token, int32 [T]."""
+        return self.inputs.rope_rows if self.shape.has_axes else self.inputs.positions

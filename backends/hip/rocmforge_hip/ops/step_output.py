@@ -28,6 +28,7 @@ class OutputLayout:
     num_top: int
     sums: int = 0
     hidden_size: int = 0
+    parts: int = 1  # that a tower makes one after the other, of which a row has all
 
     @cached_property
     def _offsets(self) -> tuple[int, int, int, int]:
@@ -51,7 +52,8 @@ class OutputLayout:
         if not self.sums:
             return None
         sums = buffer[: self.sums_nbytes].view(np.float32)
-        return sums.reshape(self.sums, self.hidden_size).copy()
+        by_part = sums.reshape(self.parts, self.sums, self.hidden_size // self.parts)
+        return by_part.swapaxes(0, 1).reshape(self.sums, self.hidden_size).copy()
 
     def arrays(self, base: int) -> tuple[DeviceArray, DeviceArray, DeviceArray]:
         """Returns log-probabilities of the tokens, ids of the top_logprobs, and those.

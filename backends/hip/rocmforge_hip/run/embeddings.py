@@ -25,13 +25,20 @@ class RowStaging:
         most_rows: Of a step.
         features: Elements of a row.
         dtype: As they wait.
+        parts: Rows of a token, at most: for the model's beginning, and for its first layers.
     """
 
     def __init__(
-        self, device: Device, most_rows: int, features: int, dtype: npt.DTypeLike = np.float32
+        self,
+        device: Device,
+        most_rows: int,
+        features: int,
+        dtype: npt.DTypeLike = np.float32,
+        parts: int = 1,
     ) -> None:
         self._device = device
         self._shape = most_rows, features
+        self._most_parts = parts
         self._dtype = np.dtype(dtype)
         self._buffers: dict[Lane, PinnedBuffer] = {}
 
@@ -39,7 +46,7 @@ class RowStaging:
         """Takes the rows of a step that is not larger than the largest; None if it has none.
 
         Args:
-            rows: [E, features].
+            rows: [E, parts * features].
             tokens: [E], of the step, in ascending order.
             lane: Of the step.
 
@@ -50,12 +57,15 @@ class RowStaging:
         if not count:
             return None
         most_rows, features = self._shape
-        assert rows.shape == (count, features), "rows of another model"
+        parts = rows.shape[1] // features
+        assert rows.shape == (count, parts * features), "rows of another model"
+        assert parts <= self._most_parts, "rows of another model"
         size = self._dtype.itemsize
         if lane not in self._buffers:
-            most = most_rows * features * size
+            most = most_rows * features * size * self._most_parts
             self._buffers[lane] = self._device.memory.pinned(most, "embeddings of a step")
         buffer = self._buffers[lane]
-        buffer.bytes[: rows.size * size].view(self._dtype)[:] = rows.reshape(-1)
+        by_part = buffer.bytes[: rows.size * size].view(self._dtype).reshape(parts, count, features)
+        by_part[:] = rows.reshape(count, parts, features).swapaxes(0, 1)
         driver, stream = self._device.driver, self._device.stream
-        return StagedRows(driver, stream, buffer.address, tokens)
+        return StagedRows(driver, stream, buffer.address, tokens, parts)

@@ -57,6 +57,7 @@ from rocmforge_hip.ops.step import (
     StepShape,
 )
 from rocmforge_hip.ops.step_output import OutputLayout
+from rocmforge_hip.run.axes import AxisRows
 from rocmforge_hip.run.block_copies import BlockCopies, Stored
 from rocmforge_hip.run.checked_drafts import as_decodes
 from rocmforge_hip.run.embeddings import RowStaging
@@ -86,6 +87,7 @@ class Model:
     sampler: Sampler | None  # None: it is not causal
     arena: ActivationArrays[DeviceArray]
     inputs: DeviceArray  # bytes
+    axes: AxisRows | None = None  # of a model whose positions have several
     hosted: tuple[HostedLayer, ...] = ()
 
 
@@ -158,7 +160,9 @@ class HipRunner:
         self._graphs = GraphCache(device.driver, device.stream)
         self._reads = reads
         config = model.config
-        self._rows = RowStaging(device, limits.tokens, config.hidden_size)
+        self._rows = RowStaging(
+            device, limits.tokens, config.hidden_size, parts=1 + config.deepstack
+        )
         self._patches = RowStaging(device, limits.tokens, config.patch_features, np.float16)
         self._layouts: dict[StepShape, tuple[StepLayout, StepArrays[DeviceArray]]] = {}
         self._unmasked: _Unmasked | None = None
@@ -303,16 +307,20 @@ class HipRunner:
         whole, step = step, as_decodes(step, self._limits.sequences)
         needs = SamplingNeeds.of(step.sampling)
         bucket = self._bucket(step, whole)
-        shape = bucket or exact_shape(step, self._use_of_predictor(step))
+        shape = bucket or exact_shape(
+            step, self._use_of_predictor(step), has_axes=model.axes is not None
+        )
         layout, arrays = self._layout(shape, step, model, is_bucket=bucket is not None)
         self._check_size(step, layout, needs, model)
-        layout.pack(step, lane.inputs.bytes, whole)
+        rope_rows = None if model.axes is None else model.axes.stage(step, lane)
+        layout.pack(step, lane.inputs.bytes, whole, rope_rows)
         driver.record_event(lane.started, stream)
         is_masked_later = step.sampling.is_masked_later
         size = layout.masks.offset if is_masked_later else layout.nbytes
         driver.copy_to_device(model.inputs.address, lane.inputs.address, size, stream)
         variant = self.variants.of(shape) if bucket else PLAIN
-        if step is not whole or _reads_new_keys(step):
+        # Where one launch does all, it takes a token's index for what it rotates by.
+        if step is not whole or len(step.axis_positions) or _reads_new_keys(step):
             variant = replace(variant, fuses_attention=False)
         embeddings = self._rows.stage(step.embedding_rows, step.embedding_tokens, lane)
         places = np.arange(len(step.patches), dtype=np.int32)
@@ -328,7 +336,8 @@ class HipRunner:
             model.sampler.resolve_tokens(on_device)
         forward = self._compute(on_device, model, is_bucket=bucket is not None)
         output = OutputLayout(
-            shape.rows, needs.logprobs, needs.num_top, shape.sums, model.config.output_size
+            *(shape.rows, needs.logprobs, needs.num_top, shape.sums, model.config.output_size),
+            parts=model.config.row_parts,
         )
         if is_masked_later:
             assert not forward.is_sampled, "masks keep sampling out of graphs"
@@ -440,6 +449,7 @@ class HipRunner:
             checked=checked,
             longest_checked=longest_checked,
             window_groups=len(step.window_tables),
+            has_axes=self._model.axes is not None,
         )
 
     def _size_for(self, sequences: int) -> int:
@@ -518,7 +528,9 @@ def graph_sizes(most: int) -> tuple[int, ...]:
     return (*(size for size in _BUCKETS if size < most), most)
 
 
-def exact_shape(step: StepInput, predictor: PredictorUse = PredictorUse.NONE) -> StepShape:
+def exact_shape(
+    step: StepInput, predictor: PredictorUse = PredictorUse.NONE, *, has_axes: bool = False
+) -> StepShape:
     """Returns the shape without padding, of a step that is not a graph's."""
     lengths = step.query_start[1:] - step.query_start[:-1]
     decodes = int((lengths == 1).sum())
@@ -536,4 +548,6 @@ def exact_shape(step: StepInput, predictor: PredictorUse = PredictorUse.NONE) ->
         sums=len(step.hidden_ranges),
         predictor=predictor,
         window_groups=len(step.window_tables),
+        has_axes=has_axes,
+        has_places=len(step.place_ids) > 0,
     )

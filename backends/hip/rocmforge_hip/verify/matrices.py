@@ -67,6 +67,7 @@ def groups() -> Iterator[Group]:
         recipe = Recipe(architecture="bert", format=name, hidden_size=160, vocab=96, kv_heads=4)
         cases = [
             Case("embed_add", f"{name} positions", _FLOAT_SUM, _embed),
+            Case("embed_between", f"{name} positions", _FLOAT_SUM, _embed_between),
             Case("linear", f"{name}, 5 rows of halves", _HALF_RESULT, _all_linear),
             Case("linear", f"{name}, stack to halves", _HALF_RESULT, partial(_linear, rows=5)),
         ]
@@ -136,6 +137,15 @@ def _embed(bench: Workbench) -> float:
     if stored.position is not None:
         want += values_of(stored.position)[: len(tokens)] + values_of(stored.type)[0]
     return error(bench.result(got), want)
+
+
+def _embed_between(bench: Workbench) -> float:
+    rng, count = np.random.default_rng(3), 7
+    ids, shares = rng.integers(0, bench.config.vocab_size, (count, 4)), rng.random((count, 4))
+    step = bench.step([(count, count, [0])], places=(ids, shares))
+    got = bench.model.ops.embed_between(step, bench.model.weights.embedding.token)
+    rows = values_of(bench.weights.embedding.token)[ids]
+    return error(bench.result(got), (rows * shares.astype(np.float32)[..., None]).sum(axis=1))
 
 
 def _activation(rows: int, columns: int, exact: bool) -> npt.NDArray[np.float32]:

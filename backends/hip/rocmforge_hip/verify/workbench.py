@@ -220,6 +220,7 @@ class Workbench:
         sampling: SamplingBatch | None = None,
         ranges: Sequence[tuple[int, int]] = (),
         adapters: Sequence[int] = (),
+        places: tuple[Array, Array] = (np.zeros((0, 4)), np.zeros((0, 4))),
     ) -> DeviceStep:
         """Returns a step on the device.
 
@@ -232,11 +233,14 @@ class Workbench:
             sampling: For those rows; greedy if not given.
             ranges: Whose hidden states are added up.
             adapters: Of each sequence, if any has one.
+            places: The rows and the shares of a table of positions, [T, 4] each, of a tower.
         """
         sampling = sampling or greedy(len(rows))
         step = replace(
             _step_input(chunks, tokens, sources, rows, sampling, ranges),
             adapters=np.array(adapters, np.int32),
+            place_ids=places[0].astype(np.int32),
+            place_shares=places[1].astype(np.float32),
         )
         shape = exact_shape(step)
         layout = StepLayout(shape, ListSizes.of(step.sampling))

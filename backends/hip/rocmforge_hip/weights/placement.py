@@ -217,7 +217,9 @@ def _product(place: WeightPlace) -> Product | None:
     if place.declared.role is Role.ROW:
         return Product.DELTA
     match place.declared.shape[0]:
-        case "intermediate_size" | "shared_intermediate_size":
+        case (
+            "intermediate_size" | "shared_intermediate_size" | "merged_features" | "merger_features"
+        ):
             return Product.INTERMEDIATE
         case (
             "direct_query_features"
@@ -236,7 +238,7 @@ def _product(place: WeightPlace) -> Product | None:
             return Product.QKV_3
         case "vocab_size":
             return Product.LOGITS
-        case "num_scores" | "output_size":
+        case "num_scores" | "row_features":
             return Product.SCORES
         case "hidden_size" if place.name == "predictor.projection":
             return Product.RESIDUAL
