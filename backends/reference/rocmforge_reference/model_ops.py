@@ -87,12 +87,15 @@ class ReferenceOps:
         positions: Weight | None,
         types: Weight | None,
         scale: float,
+        norm: Weight | None = None,
     ) -> Float32Array:
         x = ops.embed(tokens.values, step.token_ids, scale)
         if positions is not None:
             x = x + positions.values[step.input.positions]
         if types is not None:
             x = x + types.values[0]
+        if norm is not None:
+            x = self.norm(x, norm, None)
         if len(step.input.embedding_tokens):
             x[step.input.embedding_tokens] = step.input.embedding_rows[:, : x.shape[1]]
         return x
@@ -109,8 +112,14 @@ class ReferenceOps:
             x[step.input.embedding_tokens] += own
         return x
 
-    def norm(self, x: Float32Array, weight: Weight | None, bias: Weight | None) -> Float32Array:
-        eps = self._config.norm_eps
+    def norm(
+        self,
+        x: Float32Array,
+        weight: Weight | None,
+        bias: Weight | None,
+        eps: float | None = None,
+    ) -> Float32Array:
+        eps = self._config.norm_eps if eps is None else eps
         if weight is None:
             return x
         if self._config.norm is NormKind.RMS:

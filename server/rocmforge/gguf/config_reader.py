@@ -83,7 +83,7 @@ class ConfigReader(KeyReader):
                     other or heads,
                     window=None if other else window,
                     local_rope=window is not None and bool(local_rope),
-                    rotates=other is not None or not self._is_unrotated(index),
+                    rotates=other is not None or self._rotates(index, window),
                     experts=experts if has_network else None,
                     intermediate_size=self._positive_of("feed_forward_length", index)
                     if has_network and (not experts or family.has_dense_beside_experts)
@@ -104,6 +104,7 @@ class ConfigReader(KeyReader):
             # With all of the residual divided by the scale, nothing that is added to it need be
             # multiplied, and norms of it are the same.
             norm_eps=norm_eps / residual_scale**2,
+            post_norm_eps=family.post_norm_eps,
             pre_norm=family.pre_norm,
             rope=rope,
             local_rope=local_rope,
@@ -111,7 +112,7 @@ class ConfigReader(KeyReader):
             activation=self._activation(),
             attention_softcap=self._softcap("attn_logit_softcapping"),
             logit_softcap=self._softcap("final_logit_softcapping"),
-            logit_scale=1 / self._scale("logit"),
+            logit_scale=self._logit_scale(),
             embedding_scale=math.sqrt(hidden_size)
             if family.scales_embedding
             else self._scale("embedding") / residual_scale,
@@ -408,6 +409,14 @@ class ConfigReader(KeyReader):
             raise self._bad(suffix, f"{scale} is no factor")
         return scale or default
 
+    def _logit_scale(self) -> float:
+        if not self._family.multiplies_logits:
+            return 1 / self._scale("logit")
+        scale = self._file.get_float(self._key("logit_scale"))
+        if not 0 < scale < math.inf:
+            raise self._bad("logit_scale", f"{scale} is no factor")
+        return scale
+
     def _softcap(self, suffix: str) -> float | None:
         cap = self._file.get_float(self._key(suffix), 0.0)
         if cap < 0 or not math.isfinite(cap):
@@ -421,6 +430,8 @@ class ConfigReader(KeyReader):
         window = self._file.get_int(self._key(suffix), family.window_default or 0)
         if window < 0:
             raise self._bad(suffix, f"{window} is negative")
+        if window == 0 and family.rotates_in_windows:
+            raise self._bad(suffix, "no layer would know positions")
         if window == 0:
             return (None,) * num_layers
         window = self._seen(window, context)
@@ -506,9 +517,11 @@ class ConfigReader(KeyReader):
             scaling=None,
         )
 
-    def _is_unrotated(self, layer: int) -> bool:
+    def _rotates(self, layer: int, window: int | None) -> bool:
         period = self._family.unrotated_period
-        return period is not None and (layer + 1) % period == 0
+        if self._family.rotates_in_windows:
+            return window is not None
+        return period is None or (layer + 1) % period != 0
 
     def _rope_scaling(self, context: int) -> RopeScaling | None:
         file, key = self._file, self._key

@@ -30,7 +30,9 @@ ONE_EXPERT: Final = (
 LAYER: Final = re.compile(r"blk\.(\d{1,4})\.")
 """What the names of a layer's tensors begin with."""
 
-PERMUTED: Final = frozenset({"llama", "granitehybrid", "mistral3", "granite", "smollm3"})
+PERMUTED: Final = frozenset(
+    {"llama", "granitehybrid", "mistral3", "granite", "smollm3", "muse-glimmer"}
+)
 """Architectures whose q and k have their rows in pairs that rotate together (`RopeStyle.NORMAL`).
 
 The converter of llama.cpp reorders them. Folders have the halves of a head one after the other.
@@ -264,6 +266,9 @@ NAMES: Final[Mapping[str, TensorNames]] = MappingProxyType(
         ),
         "bailingmoe2": TensorNames(layer=_NORMS + _FUSED_ATTENTION + _HEAD_NORMS + _FFN + _EXPERTS),
         "gemma4": _GEMMA4,
+        "muse-glimmer": TensorNames(
+            layer=(*_PLAIN.layer, TensorRule("attn_gate.weight", ("attention.gate",)))
+        ),
         "gpt-oss": TensorNames(layer=_LATE_NORMS + _ATTENTION + _SINKS + _EXPERTS),
         "glm4moe": TensorNames(layer=_LATE_NORMS + _ATTENTION + _FFN + _EXPERTS),
         "deepseek2": TensorNames(layer=_NORMS + _LATENT + _FFN + _EXPERTS),

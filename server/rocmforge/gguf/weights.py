@@ -35,6 +35,7 @@ from rocmforge.models.layouts import (
     join_experts,
     scaled_router_norms,
     with_shared_heads,
+    with_unit_norms,
 )
 from rocmforge.models.rope import RopeFactors
 from rocmforge.models.weights import check_shape, check_weights, places
@@ -70,6 +71,8 @@ def read_weights(config: ModelConfig, file: GgufFile) -> dict[str, Tensor]:
         else:
             weights |= cut_fused(config, tensor, [known[path] for path in paths])
     weights = scaled_router_norms(config, with_shared_heads(config, weights))
+    if config.architecture == "muse-glimmer":
+        weights = with_unit_norms(config, weights, ("embedding.norm",))
     check_weights(config, weights, name_weights(config, file))
     return weights
 

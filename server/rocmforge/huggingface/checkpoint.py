@@ -171,6 +171,7 @@ class _Opened:
             names,
             is_tied=tied,
             norms_add_one=DECODERS[self._kind].norms_add_one,
+            whole_norm=DECODERS[self._kind].whole_norm,
             predicting_layers=predicting - model.predicts,
         )
         has_output = tied or "output" in weights

@@ -253,6 +253,7 @@ def _decoder(norms: Mapping[str, tuple[str, ...]]) -> NameTable:
         ),
         left_out=re.compile(
             r"^(model\.)?(vision_tower|multi_modal_projector|visual|mtp)\."
+            r"|^(model\.)?(vision_adapter|vision_projection)\."
             r"|^(model\.)?(vision_model|connector)\."
             r"|^(model\.)?(audio_tower|embed_vision|embed_audio)\."
             r"|\.rotary_emb\.inv_freq$"
@@ -439,6 +440,9 @@ _DECODER_NAMES: Final[Mapping[str, NameTable]] = MappingProxyType(
         "deepseek2": _decoder({**_ONE_NORM, **_LATENT}),
         **dict.fromkeys(("gemma2", "gemma3", "gemma-embedding", "olmo2"), _decoder(_GEMMA_NORMS)),
         "gemma4": _gemma4(),
+        "muse-glimmer": _decoder(
+            {**_GEMMA_NORMS, "self_attn.gate_proj.weight": ("attention.gate",)}
+        ),
         "glm4": _decoder(_GLM_NORMS),
         "gpt-oss": replace(_decoder(_ONE_NORM), parts=_GPT_OSS_PARTS),
     }

@@ -24,6 +24,7 @@ from rocmforge.models.layouts import (
     join_experts,
     scaled_router_norms,
     with_shared_heads,
+    with_unit_norms,
 )
 from rocmforge.models.weights import place_of
 
@@ -59,6 +60,7 @@ def read_weights(
     first_position: int = 0,
     is_tied: bool = False,
     norms_add_one: bool = False,
+    whole_norm: str = "delta.norm",
     predicting_layers: int = 0,
 ) -> dict[str, Tensor]:
     """Returns the weights as `Checkpoint.weights` has them; reads no data but that of small norms.
@@ -69,7 +71,8 @@ def read_weights(
         names: What they are called.
         first_position: Row of the table of positions that position 0 has.
         is_tied: The embedding is the output matrix, too, whatever the files hold.
-        norms_add_one: The weights of norms are stored less one, but for those of Gated DeltaNet.
+        norms_add_one: The weights of norms are stored less one, but for some.
+        whole_norm: What the paths of those end in.
         predicting_layers: Layers behind those of the model that are left out: they predict further
             tokens.
 
@@ -103,12 +106,16 @@ def read_weights(
         for path, part in parts.items():
             if path == "embedding.position" and 0 < first_position < part.shape[0]:
                 part = part.slice(0, first_position, part.shape[0])
-            if norms_add_one and path.endswith("norm") and not path.endswith("delta.norm"):
+            if norms_add_one and path.endswith("norm") and not path.endswith(whole_norm):
                 part = plus_one(part)
             elif path.endswith(("delta.decay", "mamba.decay")):  # its logarithm is stored
                 part = float32_tensor(f"-exp({part.name})", -np.exp(part.to_float32()))
             weights[path] = part
-    return scaled_router_norms(config, with_shared_heads(config, weights))
+    weights = scaled_router_norms(config, with_shared_heads(config, weights))
+    if config.architecture == "muse-glimmer":
+        unit = "embedding.norm", "attention.q_norm", "attention.k_norm"
+        weights = with_unit_norms(config, weights, unit)
+    return weights
 
 
 def _tensors_of_model(

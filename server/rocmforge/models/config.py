@@ -459,6 +459,7 @@ class ModelConfig:
     layers: tuple[LayerConfig, ...]
     norm: NormKind
     norm_eps: float
+    post_norm_eps: float | None = None  # of post norms, where it is another one
     pre_norm: bool  # norms are before each part of a layer and after the last, not after each part
     rope: RopeConfig | None  # None: positions are rows of a table, or distances
     local_rope: RopeConfig | None = None  # of the layers that say so; never scaled

@@ -54,6 +54,7 @@ class ModelFamily:
     unscaled_windows: bool = False  # layers with a window rotate as the others, but unscaled
     # One of so many layers, the last, does not rotate.
     unrotated_period: int | None = None
+    rotates_in_windows: bool = False  # only layers with a window do, where a file does not say
     # Layer count of the one size whose scores are scaled by hidden_size / heads, not by head_dim.
     layers_scaled_by_dim: int | None = None
     is_scaled: bool = False  # files scale embeddings, what is added to them, scores and logits
@@ -61,6 +62,8 @@ class ModelFamily:
     has_temperature: bool = False  # as `RopeScaling.temperature`
     norms_values: bool = False  # as `LayerConfig.norms_values`
     unscaled_scores: bool = False
+    post_norm_eps: float | None = None  # as `ModelConfig.post_norm_eps`
+    multiplies_logits: bool = False  # by what files say; others that do divide by it
     # Heads differ between layers with a window and others; files may leave the values of the others
     # out, which are their keys then.
     has_uneven_heads: bool = False
@@ -326,6 +329,15 @@ FAMILIES: Final[Mapping[str, ModelFamily]] = MappingProxyType(
             unscaled_scores=True,
             has_uneven_heads=True,
             has_dense_beside_experts=True,
+        ),
+        # Muse Glimmer, without its tower.
+        "muse-glimmer": ModelFamily(
+            has=_DECODER | _POST_NORMS | _HEAD_NORMS | {"attention.gate", "embedding.norm"},
+            may_have=_OUTPUT,
+            window_period=4,
+            rotates_in_windows=True,
+            post_norm_eps=1e-8,
+            multiplies_logits=True,
         ),
         "phi3": ModelFamily(has=_DECODER, may_have=_OUTPUT, window_period=1),
         "glm4": ModelFamily(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 from typing import Final
@@ -23,7 +23,7 @@ from rocmforge.checkpoint.tensor import (
 from rocmforge.errors import UnsupportedTensor
 from rocmforge.models.blocks import Role, WeightPlace
 from rocmforge.models.config import ModelConfig
-from rocmforge.models.weights import check_shape
+from rocmforge.models.weights import check_shape, places
 
 _GROUPED: Final = frozenset(
     {
@@ -125,6 +125,30 @@ def with_shared_heads(config: ModelConfig, weights: Mapping[str, Tensor]) -> dic
                 found.pop(f"{stem}.{name}", None)
         elif f"{stem}.v" not in found and f"{stem}.k" in found and layer.norms_values:
             found[f"{stem}.v"] = found[f"{stem}.k"]
+    return found
+
+
+def with_unit_norms(
+    config: ModelConfig, weights: Mapping[str, Tensor], names: Collection[str]
+) -> dict[str, Tensor]:
+    """Returns the weights with ones for norms that files do not have, as they have no weights.
+
+    Args:
+        config: The model.
+        weights: By their paths.
+        names: Of those norms, as `WeightPlace.name`.
+
+    Raises:
+        UnsupportedTensor: There is such a weight nevertheless.
+    """
+    found = dict(weights)
+    for place in places(config.num_layers):
+        if place.name not in names:
+            continue
+        if place.path in found:
+            raise UnsupportedTensor(found[place.path].name, "such a norm has no weight")
+        ones = np.ones(place.shape(config), np.float32)
+        found[place.path] = float32_tensor(f"{place.path} (ones)", ones)
     return found
 
 

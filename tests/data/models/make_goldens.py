@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Iterable, Sequence
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,8 @@ def build(model: TinyModel) -> Any:
     if model.hf_class in EXPERT_CLASSES or model.shapes:
         return read_folder(model)
     built = network(model)
+    if model.hf_class == "MuseGlimmer":
+        return _muse(model, built)
     weights = {name: torch.from_numpy(value) for name, value in hf_weights(model).items()}
     missing, unexpected = built.load_state_dict(weights, strict=False)
     assert not unexpected, unexpected
@@ -42,9 +45,36 @@ def build(model: TinyModel) -> Any:
     return built
 
 
+def _muse(model: TinyModel, text: Any) -> Any:
+    """A network of the text part and an output matrix: the class for both has a tower, too."""
+    weights = {name: torch.from_numpy(value) for name, value in hf_weights(model).items()}
+    output = weights.pop("lm_head.weight")
+    text.load_state_dict({name.removeprefix("model."): w for name, w in weights.items()})
+    scale, cap = (model.config[key] for key in ("output_multiplier", "final_logit_softcapping"))
+
+    class Network(torch.nn.Module):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = text
+
+        def forward(self, tokens: Any, logits_to_keep: int = 0) -> Any:
+            states = self.model(tokens).last_hidden_state[:, -logits_to_keep:]
+            logits = cap * torch.tanh(states @ output.T * scale / cap)
+            return SimpleNamespace(logits=logits)
+
+    return Network()
+
+
 def network(model: TinyModel) -> Any:
     """Transformers' network with random weights of its own."""
     has_images = model.hf_class in ("Gemma3", "Gemma4", "Qwen3_5", "Qwen3_5Moe")
+    if model.hf_class == "MuseGlimmer":
+        config = transformers.models.muse_glimmer.MuseGlimmerTextConfig(
+            **model.config, attn_implementation="eager"
+        )
+        return transformers.models.muse_glimmer.modeling_muse_glimmer.MuseGlimmerTextModel(
+            config
+        ).eval()
     config_name = f"{model.hf_class}{'Text' if has_images else ''}Config"
     config = getattr(transformers, config_name)(**model.config, attn_implementation="eager")
     return getattr(transformers, f"{model.hf_class}ForCausalLM")(config).eval()
@@ -82,6 +112,8 @@ def golden(model: TinyModel) -> dict[str, Any]:
     if model.shapes and model.architecture != "gemma4":
         found["ends"] = [rounded(last_logits(built, LONG_PROMPT[:end])) for end in LENGTHS]
         found["far"] = rounded(last_logits(built, FAR_PROMPT))
+    if model.architecture == "muse-glimmer":
+        found["ends"] = [rounded(last_logits(built, LONG_PROMPT[:end])) for end in LENGTHS]
     if rope is not None and prefix:
         found["local_frequencies"] = rounded(rope.sliding_attention_inv_freq)
     return found

@@ -36,6 +36,8 @@ class TinyModel:
         """Whether a weight of that name is one of a norm that is stored less one."""
         if self.architecture == "gemma4":
             return False
+        if self.architecture == "muse-glimmer":
+            return name.endswith("layernorm.weight")
         is_less = self.is_gemma or self.architecture in ("qwen35", "qwen35moe", "qwen3next")
         return is_less and name.endswith("norm.weight") and not name.endswith("attn.norm.weight")
 

@@ -435,6 +435,33 @@ SCALED_MODELS: Final = (
             "rope.scaling.original_context_length": 32,
         },
     ),
+    TinyModel(
+        name="muse-glimmer",
+        architecture="muse-glimmer",
+        hf_class="MuseGlimmer",
+        seed=29,
+        config=tiny_config(
+            num_hidden_layers=5,
+            num_attention_heads=4,
+            head_dim=16,
+            sliding_window=9,
+            max_position_embeddings=1024,
+            qk_scale_factor=2.5,
+            output_multiplier=0.4,
+            final_logit_softcapping=3.0,
+            rope_parameters={"rope_type": "default", "rope_theta": 300.0},
+        ),
+        keys={
+            "attention.key_length": 16,
+            "attention.value_length": 16,
+            "attention.sliding_window": 9,
+            "attention.sliding_window_pattern": np.array([0, 1, 1, 1, 0], np.bool_),
+            "rope.freq_base": 300.0,
+            "rope.dimension_count": 16,
+            "logit_scale": 0.4,
+            "final_logit_softcapping": 3.0,
+        },
+    ),
 )
 """Models with the layers of others, and numbers or norms of their own."""
 
@@ -469,6 +496,8 @@ def hf_weights(model: TinyModel) -> Tensors:
             # Large enough for the limits of gpt-oss' experts, whose name this is.
             scale = 4.5 if name.endswith("experts.gate_up_proj") else 1.5
             weights[name] = scale * noise / np.float32(math.sqrt(shape[1]))
+        if model.hf_class == "MuseGlimmer" and name.endswith(("o_proj.weight", "down_proj.weight")):
+            weights[name] *= 1e-3  # so small that the eps of post norms counts
         weights[name] = weights[name].astype(np.float32)
         if model.is_packed and is_matrix(name):
             weights |= packed(name, weights.pop(name).shape, np.random.default_rng(len(weights)))
@@ -516,7 +545,9 @@ def hf_shapes(model: TinyModel) -> dict[str, tuple[int, ...]]:
     if model.architecture == "olmo2":
         del layer["input_layernorm.weight"]
         layer["post_feedforward_layernorm.weight"] = (dim,)
-    if model.is_gemma:
+    if model.hf_class == "MuseGlimmer":
+        layer["self_attn.gate_proj.weight"] = (q, dim)
+    if model.is_gemma or model.hf_class == "MuseGlimmer":
         layer["pre_feedforward_layernorm.weight"] = (dim,)
         layer["post_feedforward_layernorm.weight"] = (dim,)
     if model.hf_class == "Glm4":
@@ -547,6 +578,8 @@ def gguf_tensors(model: TinyModel) -> dict[str, Any]:
         weights = recurrent_tensors(model, weights)
     if model.architecture == "bailingmoe2":
         weights = fuse_attention(weights)
+    if model.hf_class == "MuseGlimmer":
+        weights |= _muse_norms(model)
     tensors = {
         gguf_name(model, name): weight
         if isinstance(weight, Stored)
@@ -556,11 +589,26 @@ def gguf_tensors(model: TinyModel) -> dict[str, Any]:
     return tensors | model.extra_tensors
 
 
+def _muse_norms(model: TinyModel) -> Tensors:
+    """The norms of queries and keys, of which the converter makes weights."""
+    dim, gain = model.head_dim, model.config["qk_scale_factor"]
+    return {
+        f"blk.{index}.attn_{part}_norm.weight": np.full(dim, value, np.float32)
+        for index in range(model.config["num_hidden_layers"])
+        for part, value in (("q", gain), ("k", 1.0))
+    }
+
+
 def gguf_name(model: TinyModel, name: str) -> str:
     """GGUF's name of a weight, from the `gguf` package's own map."""
     if name.startswith("blk."):
         return name
-    names = _name_map(model.architecture, model.config["num_hidden_layers"])
+    is_muse = model.architecture == "muse-glimmer"  # which that map lacks
+    if is_muse and "self_attn.gate_proj" in name:
+        return f"blk.{name.split('.')[2]}.attn_gate.weight"
+    names = _name_map(
+        "gemma3" if is_muse else model.architecture, model.config["num_hidden_layers"]
+    )
     # As the converter does.
     name = name.replace("correction_bias", "correction.bias").replace("sinks", "sinks.weight")
     found = names.get_name(name, try_suffixes=(".weight", ".bias"))
@@ -579,7 +627,7 @@ def gguf_layout(
 ) -> npt.NDArray[np.float32]:
     """The rows of a weight of that name as GGUF has them."""
     is_permuted = model.architecture in (
-        *("llama", "granitehybrid", "mistral3", "granite", "smollm3"),
+        *("llama", "granitehybrid", "mistral3", "granite", "smollm3", "muse-glimmer"),
     )
     if is_permuted and "q_proj" in name:
         weight = _interleave_halves(weight, model.config["num_attention_heads"])

@@ -67,6 +67,7 @@ def comparable(config: ModelConfig, style: RopeStyle) -> ModelConfig:
         config,
         norm_eps=rounded(config.norm_eps),
         embedding_scale=rounded(config.embedding_scale),
+        logit_scale=rounded(config.logit_scale),
         rope=rope,
         layers=layers,
     )
@@ -82,6 +83,13 @@ def test_decoders_are_described_as_by_their_gguf_files(model: TinyModel, tmp_pat
     with open_gguf(write_model(model, tmp_path)) as file:
         expected = read_config(file)
     found, _ = decoder(tmp_path, model.name)
+    gain = model.config.get("qk_scale_factor", 1.0)  # GGUF files have it in the norms of queries
+    found = replace(
+        found,
+        layers=tuple(
+            replace(layer, attention_scale=layer.attention_scale / gain) for layer in found.layers
+        ),
+    )
     style = RopeStyle.NEOX
     if expected.rope is not None and model.architecture not in PERMUTED:
         style = expected.rope.style  # GGUF has the rows of others in another order
@@ -252,6 +260,9 @@ LONGROPE = {"rope_type": "longrope", "short_factor": [1e-320] * 4, "long_factor"
         ("llama", {"rms_norm_eps": 0}, "is not in (0, 1)"),
         ("llama", {"rope_parameters": {"rope_theta": 0.5}}, "0.5 is not a rope base"),
         ("llama", {"rope_parameters": {"partial_rotary_factor": 0.4}}, "cannot rotate"),
+        ("muse-glimmer", {"layer_rope_theta": [0, 300, 200, 300, 0]}, "0 or one other base"),
+        ("muse-glimmer", {"output_multiplier": 0}, "0.0 is not positive"),
+        ("muse-glimmer", {"post_norm_eps": 0}, "is not in (0, 1)"),
         ("llama", {"rope_parameters": {"partial_rotary_factor": 1e308}}, "cannot rotate"),
         ("llama", {"rope_parameters": {"rope_type": "linear", "factor": 0}}, "is not positive"),
         ("llama", {"rope_parameters": {"rope_type": "yarn", "factor": 1e308}}, "too large"),

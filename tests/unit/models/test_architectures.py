@@ -290,6 +290,18 @@ def test_a_senseless_value_is_refused_with_its_key(key: str, value: Value, tmp_p
         config_of(tmp_path, changes={key: value})
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("logit_scale", 0.0), ("logit_scale", None), ("attention.sliding_window", 0)],
+)
+def test_muse_that_cannot_be_served_is_refused_with_its_key(
+    key: str, value: Value | None, tmp_path: Path
+) -> None:
+    changes = {} if value is None else {key: value}
+    with pytest.raises(BadGguf, match=rf"muse-glimmer\.{key}"):
+        config_of(tmp_path, "muse-glimmer", changes, drop=(key,) if value is None else ())
+
+
 def test_too_few_window_flags_are_refused(tmp_path: Path) -> None:
     flags = np.array([True, False])
     with pytest.raises(BadGguf, match=r"sliding_window_pattern.*2 flags for 7 layers"):

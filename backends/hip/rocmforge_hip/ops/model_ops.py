@@ -16,6 +16,7 @@ from typing import Final
 
 from rocmforge.models.blocks import Embedding, Experts, Mamba
 from rocmforge.models.config import ActivationFunction, ExpertsConfig, ModelConfig
+from rocmforge.models.families import FAMILIES
 from rocmforge.models.forward.ops import AttentionSpec
 from rocmforge_hip.device.constants import BLOCK_TOKENS, QUANT_BLOCK
 from rocmforge_hip.device.library import KernelLibrary
@@ -83,7 +84,7 @@ class HipOps:
         self._arena = arena
         # All kernels are loaded now: a module must not be loaded while a graph is captured.
         self.products = LinearKernels(library, geometry, arena, formats, resources.slices)
-        has_gates = any(layer.delta for layer in config.layers)
+        has_gates = "attention.gate" in FAMILIES[config.architecture].has
         self._rows = RowKernels(library, formats, adds=not config.causal, gates=has_gates)
         self._norms = norms_of(config, library)
         self._lora = Lora(library, arena, self.products, resources.adapters)
@@ -157,6 +158,7 @@ class HipOps:
         positions: Weight | None,
         types: Weight | None,
         scale: float,
+        norm: Weight | None = None,
     ) -> Activation:
         arena, rows, table = self._arena, step.shape.tokens, part_of(tokens).matrix
         ids = self._token_ids(step)
@@ -165,19 +167,29 @@ class HipOps:
         self._rows.embed(table, ids, scale, out)
         if positions is not None or types is not None:
             self._rows.add(step, positions, types, out)
+        found = Activation(result, rows, table.in_features, f32=out)
+        if norm is not None:  # in place, as that of projections is
+            self._norms.norm_projection(found, norm, None)
         if step.embeddings is not None:
             step.embeddings.copy_to(out)
-        return Activation(result, rows, table.in_features, f32=out)
+        return found
 
-    def norm(self, x: Activation, weight: Weight | None, bias: Weight | None) -> Activation:
+    def norm(
+        self,
+        x: Activation,
+        weight: Weight | None,
+        bias: Weight | None,
+        eps: float | None = None,
+    ) -> Activation:
         if isinstance(x, UnmadeProduct):
+            assert eps is None, "see `_later`"
             return replace(x, post_norm=weight)
         # What is added to the residual is normed for that; anything else, to be multiplied.
         if x.arrays is self._arena.post_normed:
             out = empty(self._arena.delta, x.rows, x.features, half=False)
         else:
             out = self._normed(x, added=x.arrays is self._arena.delta)
-        self._norms.norm(x, weight, bias, out)
+        self._norms.norm(x, weight, bias, out, eps)
         return out
 
     def add_norm(
@@ -257,7 +269,12 @@ class HipOps:
     def _later(
         self, step: DeviceStep, x: Activation, part: MatrixPart, bias: Weight | None
     ) -> Activation | None:
-        """Returns what is added to the residual next, if the launch that makes it can do that."""
+        """Returns what is added to the residual next, if the launch that makes it can do that.
+
+        All norms of that launch have the same eps.
+        """
+        if self._resources.config.post_norm_eps is not None:
+            return None
         if not isinstance(self._norms, RmsNorms) or self._lora.changes(step, part.matrix):
             return None
         return self.products.later(x, part, bias)

@@ -196,9 +196,14 @@ class RmsNorms:
         self._columns = library.kernel("rf_rms_norm_columns", row_kernels.rf_rms_norm_columns)
 
     def norm(
-        self, x: Activation, weight: Weight | None, bias: Weight | None, out: Activation
+        self,
+        x: Activation,
+        weight: Weight | None,
+        bias: Weight | None,
+        out: Activation,
+        eps: float | None = None,
     ) -> None:
-        """Norms the rows of x."""
+        """Norms the rows of x, with the model's eps or another one."""
         assert bias is None
         if weight is None:
             self._give.launch(*_blocks(x), x=f32_of(x), out=out, hidden_size=x.features)
@@ -209,7 +214,7 @@ class RmsNorms:
             weight=vector_of(weight, x.features),
             out=out,
             hidden_size=x.features,
-            eps=self.eps,
+            eps=self.eps if eps is None else eps,
         )
 
     def add_norm(
@@ -377,9 +382,14 @@ class LayerNorms:
         self._add = library.kernel("rf_add_rows", row_kernels.rf_add_rows)
 
     def norm(
-        self, x: Activation, weight: Weight | None, bias: Weight | None, out: Activation
+        self,
+        x: Activation,
+        weight: Weight | None,
+        bias: Weight | None,
+        out: Activation,
+        eps: float | None = None,
     ) -> None:
-        """Norms the rows of x."""
+        """Norms the rows of x, with the model's eps or another one."""
         assert weight is not None
         self._norm.launch(
             *_blocks(x),
@@ -388,7 +398,7 @@ class LayerNorms:
             bias=optional_vector(bias, x.features),
             out=out,
             hidden_size=x.features,
-            eps=self._eps,
+            eps=self._eps if eps is None else eps,
         )
 
     def add_norm(

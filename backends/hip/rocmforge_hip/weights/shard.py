@@ -101,6 +101,8 @@ def _problems(config: ModelConfig, weights: ModelWeights[Tensor], size: int) -> 
     """Yields why the model cannot be cut into so many parts."""
     if any(layer.joint_head_norms for layer in config.layers):
         yield "its norms of queries and keys are of the heads of all devices together"
+    if any(layer.attention and layer.attention.gate for layer in weights.layers):
+        yield "the gates of its attention are of the heads of all devices together"
     of_layers = (
         count
         for layer in config.layers

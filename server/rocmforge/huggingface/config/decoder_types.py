@@ -27,6 +27,7 @@ class DecoderType:
     has_windows: bool = False  # in all layers, though others of the family have none
     router: RouterFunction | None = None  # if it is not the one of the family
     norms_add_one: bool = False  # the weights of norms are stored less one
+    whole_norm: str = "delta.norm"  # of these, the one that is stored as it is
     size_key: str = "intermediate_size"  # of the features of a feed-forward network
     without_experts: str | None = None  # our architecture where no layer has some
     seeing_both_sides: str | None = None  # our architecture where attention is to both sides
@@ -85,6 +86,24 @@ _GEMMA4: Final = DecoderType(
     activation_key="hidden_activation",
 )
 
+_MUSE: Final = DecoderType(
+    architecture="muse-glimmer",
+    defaults={
+        "head_dim": 128,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 2,
+        "rms_norm_eps": 1e-5,
+        "max_position_embeddings": 131072,
+        "sliding_window": 2048,
+        "final_logit_softcapping": 20.0,
+        "qk_scale_factor": 3.87,
+        "output_multiplier": 0.19611613513818404,
+        "post_norm_eps": 1e-8,
+    },
+    activation_key="hidden_activation",
+    norms_add_one=True,
+    whole_norm="output_norm",
+)
 _MISTRAL: Final = DecoderType(
     architecture="llama",
     defaults={
@@ -380,6 +399,8 @@ DECODERS: Final[Mapping[str, DecoderType]] = MappingProxyType(
         "gemma3": _GEMMA3,  # with images, of which only the text part is read
         "gemma4_text": _GEMMA4,
         "gemma4": _GEMMA4,  # with images and sound, of which only the text part is read
+        "muse_glimmer_text": _MUSE,
+        "muse_glimmer": _MUSE,  # with images, of which only the text part is read
         "phi3": DecoderType(architecture="phi3"),
         "glm4": DecoderType(
             architecture="glm4",

@@ -105,6 +105,9 @@ class _Reader:
         layer = latent or read_layer(config, kind.scale_key)
         if family.is_scaled:
             layer = replace(layer, attention_scale=self._scale("attention_multiplier"))
+        if config.has("qk_scale_factor"):  # of normed queries
+            gain = self._positive("qk_scale_factor")
+            layer = replace(layer, attention_scale=layer.attention_scale * gain)
         rotated = layer.key_dim if layer.latent is None else layer.latent.rotary_dim
         if family.has_uneven_heads:
             rotated = full_heads(config, layer).key_dim
@@ -142,13 +145,18 @@ class _Reader:
             norm=family.norm,
             # All of the residual is divided by the scale of what is added to it.
             norm_eps=norm / residual**2,
+            post_norm_eps=None
+            if family.post_norm_eps is None
+            else norm_eps(config, "post_norm_eps", family.post_norm_eps),
             pre_norm=family.pre_norm,
             rope=rope.config if self._rotates() else None,
             local_rope=local,
             activation=self._activation(),
             attention_softcap=self._softcap("attn_logit_softcapping"),
             logit_softcap=self._softcap("final_logit_softcapping"),
-            logit_scale=1 / self._scale("logits_scaling"),
+            logit_scale=self._positive("output_multiplier")
+            if family.multiplies_logits
+            else 1 / self._scale("logits_scaling"),
             embedding_scale=math.sqrt(hidden_size)
             if family.scales_embedding
             else self._scale("embedding_multiplier") / residual,
@@ -171,9 +179,13 @@ class _Reader:
         """Returns a factor, which files of some families state."""
         if not self._family.is_scaled:
             return 1.0
-        scale = self._config.get_float(key, 1.0)
+        return self._positive(key, 1.0)
+
+    def _positive(self, key: str, default: float | None = None) -> float:
+        config = self._config
+        scale = config.get_float(key) if default is None else config.get_float(key, default)
         if scale <= 0:
-            raise self._config.bad(key, f"{scale} is not positive")
+            raise config.bad(key, f"{scale} is not positive")
         return scale
 
     def _rotates(self) -> bool:
@@ -239,6 +251,8 @@ class _Reader:
     def _unrotated(self, count: int) -> list[bool]:
         """Returns whether each layer does not rotate, though others do."""
         config = self._config
+        if self._family.rotates_in_windows:
+            return self._without_base(count)
         if (period := self._family.unrotated_period) is None:
             return [False] * count
         key = "no_rope_layers"  # in which 0 says that a layer is one
@@ -248,6 +262,15 @@ class _Reader:
             return [not flag for flag in flags[:count]]
         period = config.get_positive("no_rope_layer_interval", period)
         return [(layer + 1) % period == 0 for layer in range(count)]
+
+    def _without_base(self, count: int) -> list[bool]:
+        """Returns whether each layer has the base 0; others must have that of the model."""
+        key = "layer_rope_theta"
+        if (bases := self._config.get_numbers(key)) is None:
+            return [window is None for window in self._windows(count)]
+        if len(bases) != count or len({*bases} - {0}) > 1:
+            raise self._config.bad(key, f"{bases} is not 0 or one other base for {count} layers")
+        return [base == 0 for base in bases]
 
     def _heads_by_layer(
         self, layer: LayerConfig, windows: Sequence[int | None]
@@ -316,6 +339,8 @@ class _Reader:
             return tuple(window if is_local else None for is_local in flags)
         if period == 1:
             return (window,) * count
+        if self._family.rotates_in_windows and period is not None:  # counted from the last one
+            return tuple(None if (count - 1 - n) % period == 0 else window for n in range(count))
         if period is not None:
             period = config.get_positive("sliding_window_pattern", period)
             return tuple(None if (n + 1) % period == 0 else window for n in range(count))

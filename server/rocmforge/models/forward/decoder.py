@@ -49,10 +49,11 @@ def hidden_states(config: ModelConfig, weights: ModelWeights[W], ops: Ops[A, W, 
     specs, layers = attention_specs(config), weights.layers
     if config.predicts:
         specs, layers = specs[:-1], layers[:-1]
-    residual = ops.embed(step, weights.embedding.token, None, None, config.embedding_scale)
+    embedding = weights.embedding
+    residual = ops.embed(step, embedding.token, None, None, config.embedding_scale, embedding.norm)
     other = None
     if config.per_layer_size:
-        other = ops.per_layer_inputs(step, residual, weights.embedding)
+        other = ops.per_layer_inputs(step, residual, embedding)
     stream: _Stream[A, W] = _Stream(residual)
     for spec, layer in zip(specs, layers, strict=True):
         stream = _layer(config, layer, ops, step, stream, spec, other)
@@ -130,7 +131,7 @@ def _layer(
         residual, x = _normed(ops, stream, norm)
         delta = _mix(config, layer, ops, step, x, spec)
         if layer.attention_post_norm is not None:
-            delta = ops.norm(delta, layer.attention_post_norm, None)
+            delta = ops.norm(delta, layer.attention_post_norm, None, config.post_norm_eps)
         stream, norm = _Stream(residual, delta), layer.feed_forward_norm
     if layer.experts is not None and layer.feed_forward is not None:
         residual, delta = _two_networks(
@@ -146,7 +147,7 @@ def _layer(
         residual, x = _normed(ops, stream, norm)
         delta = _feed_forward(config, layer.feed_forward, ops, step, x)
     if layer.feed_forward_post_norm is not None:
-        delta = ops.norm(present(delta), layer.feed_forward_post_norm, None)
+        delta = ops.norm(present(delta), layer.feed_forward_post_norm, None, config.post_norm_eps)
     if (own := layer.per_layer) is not None:
         residual, x = ops.add_norm(residual, present(delta), None, None)
         x = ops.gate_per_layer(ops.linear(step, x, own.gate, None), present(other), spec.layer)

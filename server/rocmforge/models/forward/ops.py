@@ -65,7 +65,15 @@ class Ops(Protocol[A, W, S]):
     files there are; `tokens` and the matrices of products may be quantised.
     """
 
-    def embed(self, step: S, tokens: W, positions: W | None, types: W | None, scale: float) -> A:
+    def embed(
+        self,
+        step: S,
+        tokens: W,
+        positions: W | None,
+        types: W | None,
+        scale: float,
+        norm: W | None = None,
+    ) -> A:
         """Returns the embeddings of the step's tokens: [T, hidden_size].
 
         Where the step brings an embedding for a token, that is its row, as it is.
@@ -76,6 +84,7 @@ class Ops(Protocol[A, W, S]):
             positions: [max_context, hidden_size]; adds the row of its position. None adds nothing.
             types: [n, hidden_size]; adds row 0, as all text is "sentence A". None adds nothing.
             scale: Multiplies each element of the token's row.
+            norm: [hidden_size], of a norm of what these make; None for none.
         """
         ...
 
@@ -95,8 +104,10 @@ class Ops(Protocol[A, W, S]):
         """
         ...
 
-    def norm(self, x: A, weight: W | None, bias: W | None) -> A:
+    def norm(self, x: A, weight: W | None, bias: W | None, eps: float | None = None) -> A:
         """Returns the norm of each row, [rows, hidden_size]; without a weight, x itself.
+
+        It has the model's eps unless it is given another one.
 
         By root mean square, that is x / sqrt(mean(x^2) + eps) * weight, without a bias. By layer,
         it is (x - mean) / sqrt(variance + eps) * weight + bias; the variance is the mean of squares
