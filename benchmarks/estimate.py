@@ -21,35 +21,14 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final, Literal, NamedTuple
 
+from benchmarks.cards import CARDS, COPY_SHARE
 from benchmarks.gpu_check import load_runner
 from tests.backend.driving import Chunk, make_step
 
-COPY_SHARE: Final = 0.87
-"""Of a card's bandwidth on paper that copies reach: of an H200's 4.8 TB/s."""
 _DEPTH: Final = 128
 _CONTEXT: Final = 16384
 """A cache that is large enough for copies to be measured in."""
 _STEPS: Final = 40
-
-
-class Card(NamedTuple):
-    """A card as its data sheet has it, and the time of a node of a HIP graph.
-
-    Sources of the times: ROCm/rocm-systems#10834 for gfx1100. Nobody has published those of the
-    others, which are taken to be the same.
-    """
-
-    name: str
-    bandwidth: float  # bytes a second
-    node_s: float
-
-
-CARDS: Final = (
-    Card("RX 7900 XTX", 960e9, 3.85e-6),
-    Card("RX 9070 XT", 645e9, 3.85e-6),
-    Card("Strix Halo", 256e9, 3.85e-6),
-    Card("MI300X", 5300e9, 3.85e-6),
-)
 
 
 def main() -> None:
@@ -72,10 +51,10 @@ def main() -> None:
         )
         for card in CARDS:
             reading = here.bytes_read / (COPY_SHARE * card.bandwidth)
-            launching = launches * (card.node_s + ramp)
+            step = card.seconds(here.bytes_read, launches, ramp)
             print(
-                f"  {card.name}: {1 / (reading + launching):,.0f} tokens/s; "
-                f"{reading * 1e3:.2f} ms of reading, {launching * 1e3:.2f} ms of launches"
+                f"  {card.name}: {1 / step:,.0f} tokens/s; {reading * 1e3:.2f} ms of reading, "
+                f"{(step - reading) * 1e3:.2f} ms of launches"
             )
 
 

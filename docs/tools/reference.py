@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from docs.tools import api_page, findings_page, metrics_page, settings_page
+from docs.tools import api_page, capacity_page, findings_page, metrics_page, settings_page
 
 FOLDER: Final = Path(__file__).parents[1] / "reference"
 PAGES: Final[dict[str, Callable[[], str]]] = {
@@ -17,6 +17,7 @@ PAGES: Final[dict[str, Callable[[], str]]] = {
     "metrics.md": metrics_page.text,
     "findings.md": findings_page.text,
     "api.md": api_page.text,
+    "capacity.md": capacity_page.text,
 }
 """By file: what makes its text."""
 

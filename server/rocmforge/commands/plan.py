@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Final
 
 import msgspec
 from rich.console import Console
@@ -13,7 +15,7 @@ from rocmforge.backend import registry
 from rocmforge.backend.optional import MemoryEstimate, Planning
 from rocmforge.backend.protocol import LoadOptions
 from rocmforge.commands.terminal.output import fact_table, output_console
-from rocmforge.engine.context import settle_context
+from rocmforge.engine.context import most_sequences, settle_context
 from rocmforge.engine.draft.draft_memory import both, draft_options
 from rocmforge.engine.loading import tower_options
 from rocmforge.engine.predictor_memory import PREDICTOR_LEFT_OUT, predictor_has_room, predictor_part
@@ -30,6 +32,10 @@ from rocmforge.wiring import (
     warn_of_context,
 )
 
+_ROOM_CONTEXTS: Final = (4096, 16384, 32768)
+_MOST_SEQUENCES: Final = 512
+"""That the room for sequences of these contexts is told of."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanReport:
@@ -45,6 +51,8 @@ class PlanReport:
     most_sequences: int  # of that context; 0 = not even one fits
     longest_context: int  # of one sequence, within the model's own limit
     trained_context: int  # that limit
+    # Sequences that fit if --max-sequences lets them all run, by their tokens; 512 at most.
+    room: Mapping[int, int] = field(default_factory=dict)
     predicts: bool = False  # the model's predictor drafts
     lacks_room_for_predictor: bool = False  # it has one, which drafts only if it is asked for
 
@@ -119,10 +127,37 @@ def plan_model(model: Path, settings: Settings, stated: int | None) -> PlanRepor
 
         options = settle_context(options, lambda changed: parts(changed)[0])
         estimate, draft = parts(options)
+        room = {}
+        if estimate.kv_block and estimate.hosted is None and settings.kv_blocks is None:
+            room = {
+                context: _room(replace(options, max_context=context), lambda each: parts(each)[0])
+                for context in _ROOM_CONTEXTS
+                if context <= trained
+            }
     plan = _plan(backend.name, estimate, draft, settings, trained)
     return replace(
-        plan, tower=tower, predicts=alone is not None, lacks_room_for_predictor=is_left_out
+        plan,
+        tower=tower,
+        room=room,
+        predicts=alone is not None,
+        lacks_room_for_predictor=is_left_out,
     )
+
+
+def _room(options: LoadOptions, estimate_of: Callable[[LoadOptions], MemoryEstimate]) -> int:
+    """Returns how many sequences of full length fit where as many may run."""
+
+    def spare(count: int) -> int:
+        estimate = estimate_of(
+            replace(
+                options,
+                max_sequences=count,
+                max_batched_tokens=max(options.max_batched_tokens, count),
+            )
+        )
+        return estimate.left_for_kv - count * estimate.kv_sequence
+
+    return most_sequences(spare, _MOST_SEQUENCES)
 
 
 def _choose(name: str, *, device_is_here: bool) -> Planning:
@@ -205,6 +240,11 @@ def _print(console: Console, plan: PlanReport, settings: Settings) -> None:
         ("all of it fits", "yes" if plan.fits else _shortfall(plan)),
         ("at most", _most(plan)),
     ]
+    if plan.room:
+        told = ", ".join(
+            f"{count} sequences of {context} tokens" for context, count in plan.room.items()
+        )
+        rows.append(("room for", f"{told}, if --max-sequences is as many"))
     if estimate.hosted is not None:
         rows.insert(4, ("experts", str(estimate.hosted)))
     if estimate.host_table:

@@ -1,4 +1,4 @@
-"""How long a sequence may become where nobody asked for a context: as the model, or as fits."""
+"""How long a sequence may become where nobody asked for a context, and how many there may be."""
 
 from __future__ import annotations
 
@@ -43,6 +43,30 @@ def settle_context(options: LoadOptions, estimate: Estimate) -> LoadOptions:
     if longer > found and _fits(estimate(replace(tried, max_context=longer))):
         found = longer
     return replace(wanted, max_context=min(found, options.max_context))
+
+
+def most_sequences(spare: Callable[[int], int], most: int) -> int:
+    """Returns how many sequences fit if as many may run: each has a part of a step's arrays.
+
+    Args:
+        spare: says how many bytes so many sequences leave; negative if they do not fit. Fewer of
+            them never leave less.
+        most: that are asked for.
+    """
+    fit, fail = 1, most
+    left, over = spare(fit), spare(fail)
+    if over >= 0 or left < 0:
+        return most if over >= 0 else 0
+    while fail - fit > 1:
+        # Bytes grow with sequences nearly along a line, so that this ends after a few steps.
+        between = fit + (fail - fit) * left // (left - over)
+        tried = min(max(between, fit + 1), fail - 1)
+        spared = spare(tried)
+        if spared >= 0:
+            fit, left = tried, spared
+        else:
+            fail, over = tried, spared
+    return fit
 
 
 def context_note(context: int, trained: int) -> str:

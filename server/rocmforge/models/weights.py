@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -20,11 +20,12 @@ W = TypeVar("W")
 X = TypeVar("X")
 
 
-def places(num_layers: int) -> Iterator[WeightPlace]:
-    """Yields the places of all weights that a model may have, in the order of the forward pass."""
+@lru_cache(maxsize=4)  # a plan walks a model ten times
+def places(num_layers: int) -> tuple[WeightPlace, ...]:
+    """Returns the places of all weights that a model may have, in the order of the forward pass."""
     found: list[WeightPlace] = []
     build(num_layers, found.append)
-    yield from found
+    return tuple(found)
 
 
 def build(num_layers: int, make: Callable[[WeightPlace], W | None]) -> ModelWeights[W]:

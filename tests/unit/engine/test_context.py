@@ -1,15 +1,17 @@
-"""Without --max-context a model gets its own context, or the largest that fits beside it."""
+"""Without --max-context a model gets its own context, or the largest that fits; how many fit."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rocmforge.backend.optional import MemoryEstimate
 from rocmforge.backend.protocol import LoadOptions
 from rocmforge.engine.client.client import AsyncEngine
-from rocmforge.engine.context import STEP, settle_context
+from rocmforge.engine.context import STEP, most_sequences, settle_context
 from rocmforge.engine.ipc.messages import Ready
 from rocmforge.engine.loading import load
 from rocmforge.models.checkpoint import Checkpoint
@@ -118,3 +120,28 @@ def test_a_new_process_keeps_the_context_of_the_one_before() -> None:
     engine._ready = Ready(runner=info, is_fallback=False, fallback_reason="")
     again = engine._start_message().options
     assert (again.max_context, again.least_context) == (info.max_context, None)
+
+
+@given(
+    st.integers(-50, 3000),
+    st.integers(1, 90),
+    st.integers(0, 40),
+    st.integers(1, 600),
+)
+def test_as_many_sequences_as_fit_are_found(left: int, each: int, bend: int, most: int) -> None:
+    def spare(count: int) -> int:
+        return left - each * count - bend * (count // 7) ** 2
+
+    found = most_sequences(spare, most)
+    assert found == max((n for n in range(1, most + 1) if spare(n) >= 0), default=0)
+
+
+def test_few_plans_are_made_to_find_them() -> None:
+    asked: list[int] = []
+
+    def spare(count: int) -> int:
+        asked.append(count)
+        return 21 * 1000 - 64 * count - count // 3
+
+    assert most_sequences(spare, 512) == 326
+    assert len(asked) <= 6

@@ -30,6 +30,7 @@ from rocmforge_hip.load.expert_seats import check_host_memory, estimate_hosted, 
 from rocmforge_hip.load.memory_budget import (
     MemoryNeeds,
     MemoryPlan,
+    cache_block_bytes,
     cache_type,
     check_table,
     make_plan,
@@ -257,6 +258,16 @@ def measure_model(
     weights = _place_experts(config, weights, options, geometry, memory, adapters)
     needs = measure(config, weights, options, geometry, memory[0], adapters)
     return needs, estimate_hosted(config, weights, host_free)
+
+
+def plan_reads(checkpoint: Checkpoint, options: LoadOptions) -> StepReads:
+    """Returns what steps of a model will read if all of it is on one device; reads no weights.
+
+    Raises:
+        ModelLoadError: The model cannot be served.
+    """
+    config, weights, _ = _read(checkpoint, options, None)
+    return StepReads(config, join_shared(weights), cache_block_bytes(config, options))
 
 
 def _place_experts(

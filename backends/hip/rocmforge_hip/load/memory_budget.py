@@ -249,6 +249,11 @@ def cache_arrays(plan: MemoryPlan, layer: int) -> LayerCache[ArraySpec]:
     return arrays
 
 
+def cache_block_bytes(config: ModelConfig, options: LoadOptions) -> list[int]:
+    """Returns the bytes of a block of each layer's cache."""
+    return [total_bytes(_cache_block(layer, options.kv_dtype)) for layer in config.layers]
+
+
 def cache_type(needs: MemoryNeeds) -> str:
     """Returns the stored type of a model's cache; "none" if it has none."""
     if not needs.cache_blocks:

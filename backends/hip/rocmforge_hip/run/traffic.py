@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from rocmforge.backend.protocol import StepInput
+from rocmforge.backend.protocol import Int32Array, StepInput
 from rocmforge.models.blocks import Fusion, ModelWeights, Role
 from rocmforge.models.config import ExpertsConfig, ModelConfig
 from rocmforge.models.memory import state_bytes
@@ -69,18 +69,30 @@ class StepReads:
         """Returns the bytes of one step."""
         if step.predicts:
             return self._drafting + self._cached_bytes * int(step.context_len.sum())
-        weights = self._layers + self._fill + self._embedding_row * step.num_tokens
-        if len(step.logit_rows):
-            weights += self._output
+        drawn = self._output if len(step.logit_rows) else 0
+        return drawn + self._without_output(step.context_len, np.diff(step.query_start))
+
+    def of_decode(self, sequences: int, context: int) -> int:
+        """Returns the bytes of a step that draws one token for each of so many sequences.
+
+        Args:
+            sequences: of the step.
+            context: tokens of each, with the one that is computed.
+        """
+        contexts = np.full(sequences, context, np.int32)
+        return self._output + self._without_output(contexts, np.ones_like(contexts))
+
+    def _without_output(self, contexts: Int32Array, tokens: Int32Array) -> int:
+        """Returns the bytes of all but logits, for the contexts and tokens of each sequence."""
+        num_tokens = int(tokens.sum())
+        weights = self._layers + self._fill + self._embedding_row * num_tokens
         for rule, nbytes in self._experts.items():
-            weights += round(rule.share_chosen(step.num_tokens) * nbytes)
+            weights += round(rule.share_chosen(num_tokens) * nbytes)
         cache = 0
         for window, token_bytes in self._token_bytes.items():
-            context = step.context_len
-            if window is not None:
-                context = np.minimum(context, np.diff(step.query_start) + (window - 1))
-            cache += token_bytes * int(context.sum())
-        return weights + cache + self._states * step.num_sequences
+            seen = contexts if window is None else np.minimum(contexts, tokens + (window - 1))
+            cache += token_bytes * int(seen.sum(dtype=np.int64))
+        return weights + cache + self._states * len(contexts)
 
 
 def _nbytes(planned: Planned) -> int:
