@@ -435,8 +435,17 @@ def read_all_keys(settings: Settings) -> tuple[ApiKey, ...]:
     return (*keys, *read_keys(Path(settings.keys_file))) if settings.keys_file else keys
 
 
-def build_web_app(fleet: Fleet, settings: Settings, keys: Keyring) -> Litestar:
-    """Builds the HTTP application; it admits holders of `keys`, or everybody if there are none."""
+def build_web_app(
+    fleet: Fleet, settings: Settings, keys: Keyring, request_log: RequestLog | None = None
+) -> Litestar:
+    """Builds the HTTP application; it admits holders of `keys`, or everybody if there are none.
+
+    Args:
+        fleet: the models.
+        settings: of the server.
+        keys: whose holders may call it.
+        request_log: where requests are written down; None = as `build_request_log`.
+    """
     return build_app(
         fleet,
         ApiSettings(
@@ -452,7 +461,7 @@ def build_web_app(fleet: Fleet, settings: Settings, keys: Keyring) -> Litestar:
             vllm_metrics="vllm" in settings.metrics_compat,
         ),
         keys,
-        request_log=build_request_log(settings),
+        request_log=request_log or build_request_log(settings),
     )
 
 

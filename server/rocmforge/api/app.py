@@ -22,6 +22,7 @@ from rocmforge.api.http.errors import answer_for
 from rocmforge.api.http.headers import security_headers
 from rocmforge.api.http.hosts import LocalNamesOnly
 from rocmforge.api.http.keys import Keyring
+from rocmforge.api.http.origin import given_id_of
 from rocmforge.api.http.receive import ReceiveDeadline
 from rocmforge.api.http.settings import ApiSettings
 from rocmforge.api.http.unknown_fields import STRICT, named_in_header
@@ -139,6 +140,7 @@ def _answer_error(
         code=answer.detail.code,
         param=answer.detail.param,
         key=None if caller is None else caller.key.name,
+        given_id=given_id_of(request),
     )
     return Response(
         body, status_code=answer.status, headers=answer.headers, media_type=MediaType.JSON

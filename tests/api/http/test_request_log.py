@@ -69,6 +69,20 @@ def test_a_request_is_one_line_with_its_numbers(ask: Ask, lines: Any, stream: bo
     assert "texts" not in line
 
 
+def test_a_line_names_the_id_that_a_request_came_with(
+    engine: FakeEngine, lines: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    with TestClient(build_app(make_model(engine), ApiSettings())) as client:
+        given = {"x-request-id": 'their"s' + "x" * 200}
+        client.post("/v1/completions", json=BODY, headers=given)
+        client.post("/v1/completions", json={}, headers=given)
+    made, refused = lines()
+    assert made["given_id"] == refused["given_id"] == 'their"s' + "x" * 121
+    shown = f"given_id={json.dumps(made['given_id'])}"
+    written = [r for r in caplog.records if r.name == "rocmforge.request"]
+    assert [shown in TextFormatter().format(record) for record in written] == [True, True]
+
+
 def test_each_choice_says_how_it_ended(ask: Ask, lines: Any, engine: FakeEngine) -> None:
     engine.script = say([262], finish=FinishReason.LENGTH)
     ask(n=2)

@@ -16,6 +16,8 @@ from rocmforge.errors import InvalidParameter
 
 TIMEOUT: Final = "x-request-timeout"
 
+_GIVEN_ID: Final = "x-request-id"
+_LONGEST_ID: Final = 128
 _LONGEST_S: Final = 1e9
 """30 years: a deadline beyond that is none, and would not fit into a message to the engine."""
 
@@ -34,6 +36,7 @@ class Origin:
     path: str = ""  # the route, without what it is about
     traceparent: str | None = None  # the client's own trace: https://www.w3.org/TR/trace-context
     timeout_s: float | None = None  # what its X-Request-Timeout header says
+    given_id: str | None = None  # by which the client, or what stands before us, knows the request
 
     @property
     def share(self) -> Share:
@@ -52,6 +55,7 @@ class Origin:
             path=request.scope["path_template"],
             traceparent=request.headers.get("traceparent"),
             timeout_s=_seconds(request.headers.get(TIMEOUT)),
+            given_id=given_id_of(request),
         )
 
     def deadline_ns(self, timeout_s: float | None = None) -> int | None:
@@ -69,6 +73,12 @@ class Origin:
         """Returns the time until then; None = for ever. See `deadline_ns`."""
         deadline_ns = self.deadline_ns(timeout_s)
         return None if deadline_ns is None else max(0.0, (deadline_ns - now_ns()) * 1e-9)
+
+
+def given_id_of(request: Request[Any, Any, Any]) -> str | None:
+    """Returns the id that a request came with, for logs alone: anybody can write it."""
+    given = request.headers.get(_GIVEN_ID)
+    return given and given[:_LONGEST_ID]
 
 
 def _seconds(text: str | None) -> float | None:

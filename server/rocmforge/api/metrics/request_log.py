@@ -22,6 +22,7 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The record of one request. Times are in seconds; None = it did not come so far."""
 
     request_id: str
+    given_id: str | None  # that it came with; see `Origin`
     path: str
     model: str  # as in the answer
     key: str | None  # its name
@@ -62,6 +63,7 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
         decoding_s = 0.0 if first is None else (end - first) * 1e-9
         return cls(
             request_id=request_id,
+            given_id=origin.given_id,
             path=origin.path,
             model=model,
             key=None if origin.caller is None else origin.caller.key.name,
@@ -121,6 +123,7 @@ def log_refusal(
     code: str | None,
     param: str | None = None,
     key: str | None = None,
+    given_id: str | None = None,
 ) -> None:
     """Logs a request that is answered with an error, without what it says: that is private.
 
@@ -131,9 +134,10 @@ def log_refusal(
         code: of the error, for programs.
         param: the field that is wrong.
         key: the name of the API key.
+        given_id: the id that the request came with.
     """
     fields = {"method": method, "path": path[:_LONGEST], "status": status, "code": code}
-    fields |= {"param": param and param[:_LONGEST], "key": key}
+    fields |= {"param": param and param[:_LONGEST], "key": key, "given_id": given_id}
     level = logging.WARNING if status >= _SERVER_ERROR else logging.INFO
     text = "request refused" if level == logging.INFO else "request failed"
     log.log(level, text, extra={FIELDS: fields})
@@ -142,13 +146,14 @@ def log_refusal(
 def _summary(record: RequestRecord) -> str:
     """Says of a request what people look for, shorter than three rows of a terminal."""
     key = "" if record.key is None else f" by {record.key}"
+    given = "" if record.given_id is None else f" given_id={json.dumps(record.given_id)}"
     cached = f" ({record.cached_tokens} cached)" if record.cached_tokens else ""
     first = "" if record.first_token_s is None else f", first after {record.first_token_s:.3g} s"
     rate = "" if record.tokens_per_s is None else f", {record.tokens_per_s:.4g} tokens/s"
     return (
         f"{record.request_id} {record.path} {record.model}{key}: {record.finish_reason}, "
         f"{record.prompt_tokens}{cached} + {record.output_tokens} tokens "
-        f"in {record.total_s:.3g} s{first}{rate}"
+        f"in {record.total_s:.3g} s{first}{rate}{given}"
     )
 
 
