@@ -65,7 +65,7 @@ install:
 lock *arguments:
     UV_CUSTOM_COMPILE_COMMAND="just lock" uv pip compile --quiet --universal --generate-hashes \
       --no-emit-index-url --no-annotate --output-file requirements.lock \
-      --extra otel --extra multi --group demo --group dev --group docs {{ arguments }} pyproject.toml
+      --extra otel --extra multi --extra ray --group demo --group dev --group docs {{ arguments }} pyproject.toml
 
 # The test suite with the newest versions of everything, in an environment of its own.
 latest *arguments:

@@ -491,8 +491,20 @@ def _metavar(meta: Meta, kind: Any) -> str:
     return "N"
 
 
-def load(flags: Mapping[str, Any], config: Path | None = None) -> Settings:
+def load(
+    flags: Mapping[str, Any],
+    config: Path | None = None,
+    *,
+    spelled: Callable[[str, Any], str] | None = None,
+    source: str = "command line",
+) -> Settings:
     """Merges defaults, the file, the environment and flags; later ones win.
+
+    Args:
+        flags: values by the names of fields.
+        config: the file.
+        spelled: how a flag and its value are written, for messages; None = as on a command line.
+        source: where flags come from.
 
     Raises:
         ConfigurationError: an unknown name, or a value that does not fit; names both.
@@ -501,7 +513,7 @@ def load(flags: Mapping[str, Any], config: Path | None = None) -> Settings:
     if config is not None:
         values |= _checked(_read_file(config), str(config), _as_key(str(config)))
     values |= _checked(_from_environment(os.environ), "environment", _as_variable)
-    values |= _checked(flags, "command line", _as_flag)
+    values |= _checked(flags, source, spelled or _as_flag)
     return msgspec.convert(values, Settings)
 
 

