@@ -48,8 +48,8 @@ WRITERS: dict[str, Callable[..., Path]] = {
 def loaded(
     request: pytest.FixtureRequest, model: TinyTower, backend: Backend, tmp_path: Path
 ) -> Iterator[Loaded]:
-    if model.is_qwen and request.param == "files":
-        pytest.skip("such files are not read yet")
+    if model.name == "qwen3_5" and request.param == "files":
+        pytest.skip("the file of its tower is as that of Qwen3-VL")
     with ExitStack() as stack:
         yield load_both(stack, backend, WRITERS[request.param](model, tmp_path / "model"), OPTIONS)
 
@@ -112,6 +112,7 @@ def test_conversations_with_images_at_once_are_answered_as_alone(
     sampling = SamplingParams(max_tokens=30, temperature=0.0)
     folder = write_tower_folder(model, tmp_path / "model")
     options = replace(OPTIONS, kv_blocks=16, max_sequences=8, max_batched_tokens=64)
+    options = replace(options, state_snapshots=4)  # without them, states cannot be found again
     with ExitStack() as stack:
         loaded = load_both(stack, backend, folder, options)
         prompts = [shown(model, parts, loaded.vision) for parts in conversations()]

@@ -204,6 +204,12 @@ def _images(vision: VisionConfig, tower: ModelConfig | None) -> str:
     """Returns how a model takes images, for people."""
     processor = vision.processor
     said = f"tiles of {processor.tile} x {processor.tile} pixels, {processor.tile_rows} tokens each"
+    if not processor.tile:
+        token = (processor.patch * processor.merge) ** 2
+        said = (
+            f"{processor.least_pixels:,} to {processor.most_pixels:,} pixels in their own shape, "
+            f"{token:,} to a token"
+        )
     if tower is None:
         return said
     return f"{said}; a tower of {tower.num_layers} layers, {tower.hidden_size} wide"

@@ -59,7 +59,7 @@ def _with_tower(checkpoint: Checkpoint, file: GgufFile, mmproj: Path | None) -> 
         return checkpoint
     tokens = file.get_strs("tokenizer.ggml.tokens", [])
     try:
-        vision, tower = open_mmproj(found[0], checkpoint.config.hidden_size, tokens)
+        config, vision, tower = open_mmproj(found[0], checkpoint.config, tokens)
     except RocmForgeError as error:
         if mmproj is not None:
             raise
@@ -70,7 +70,7 @@ def _with_tower(checkpoint: Checkpoint, file: GgufFile, mmproj: Path | None) -> 
         checkpoint.release()
         tower.release()
 
-    return replace(checkpoint, vision=vision, tower=tower, release=release)
+    return replace(checkpoint, config=config, vision=vision, tower=tower, release=release)
 
 
 def read_checkpoint(file: GgufFile, *, predicts: bool = False) -> Checkpoint:

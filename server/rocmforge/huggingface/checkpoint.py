@@ -39,6 +39,7 @@ from rocmforge.models.families import FAMILIES
 from rocmforge.models.pooling import PoolingType
 from rocmforge.models.rope import RopeFactors
 from rocmforge.models.vision.config import VisionConfig
+from rocmforge.models.vision.towers import beside_tower
 from rocmforge.models.weights import check_weights
 
 GENERATION: Final = "generation_config.json"
@@ -125,8 +126,8 @@ class _Opened:
         # What the checkpoint keeps must not keep the files mapped.
         config, generation = self._config, folder.json(GENERATION)
         vision, tower = self._tower(model)
-        if tower is not None:
-            model = replace(model, deepstack=tower.config.row_parts - 1)
+        if tower is not None and vision is not None:
+            model = beside_tower(model, tower.config, vision)
         return Checkpoint(
             path=folder.path,
             size_bytes=sum(len(file.map) for file in self._files),

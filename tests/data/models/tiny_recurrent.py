@@ -141,7 +141,8 @@ def _delta_keys(changes: dict[str, Value]) -> dict[str, Value]:
     }
 
 
-def _delta_shapes(config: dict[str, Any], *, fused: bool) -> Shapes:
+def delta_shapes(config: dict[str, Any], *, fused: bool) -> Shapes:
+    """The shapes of a model with Gated DeltaNet, with two heads of keys and four of values."""
     dim, heads, head_dim = config["hidden_size"], config["num_attention_heads"], config["head_dim"]
     kv = config["num_key_value_heads"] * head_dim
     delta_dim = config["linear_key_head_dim"]
@@ -234,7 +235,7 @@ RECURRENT_MODELS: Final = (
         hf_class="Qwen3_5",
         seed=203,
         config=_QWEN35,
-        shapes=_delta_shapes(_QWEN35, fused=False),
+        shapes=delta_shapes(_QWEN35, fused=False),
         keys=_delta_keys({"rope.dimension_sections": np.array([1, 1, 0, 0], np.int32)}),
     ),
     TinyModel(
@@ -243,7 +244,7 @@ RECURRENT_MODELS: Final = (
         hf_class="Qwen3_5Moe",
         seed=204,
         config=_QWEN35_MOE,
-        shapes=_delta_shapes(_QWEN35_MOE, fused=False),
+        shapes=delta_shapes(_QWEN35_MOE, fused=False),
         keys=_delta_keys(
             _EXPERT_KEYS
             | {
@@ -258,7 +259,7 @@ RECURRENT_MODELS: Final = (
         hf_class="Qwen3Next",
         seed=205,
         config=_QWEN_NEXT,
-        shapes=_delta_shapes(_QWEN_NEXT, fused=True),
+        shapes=delta_shapes(_QWEN_NEXT, fused=True),
         keys=_delta_keys(
             _EXPERT_KEYS | {"attention.recurrent_layers": np.array([True, True, False])}
         ),
@@ -299,7 +300,7 @@ def larger_delta(model: TinyModel, delta_dim: int = 32, head_dim: int = 64) -> T
         shared = 64 if model.architecture == "qwen35moe" else 96  # as the other experts, or not
         config |= {"moe_intermediate_size": 64, "shared_expert_intermediate_size": shared}
         keys |= {"expert_feed_forward_length": 64, "expert_shared_feed_forward_length": shared}
-    shapes = _delta_shapes(config, fused=model.architecture == "qwen3next")
+    shapes = delta_shapes(config, fused=model.architecture == "qwen3next")
     return replace(model, config=config, keys=keys, shapes=shapes)
 
 

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from tests.data.models.tiny_model import TinyModel
 from tests.data.models.tiny_models import gguf_layout, gguf_metadata, gguf_name
+from tests.data.models.tiny_recurrent import delta_shapes
 from tests.support.gguf_writer import write_gguf
 from tests.support.safetensors_writer import write_safetensors
 
@@ -95,6 +96,12 @@ class TinyTower:
         """The shapes of all weights, by Hugging Face's names."""
         text, vision = self.config["text_config"], self.config["vision_config"]
         if self.is_qwen:
+            if "layer_types" in text:
+                of_text = {
+                    name.replace("model.", "model.language_model.", 1): shape
+                    for name, shape in delta_shapes(text, fused=False).items()
+                }
+                return {**of_text, **_qwen_shapes("model.visual.", vision)}
             return {
                 **_text_shapes("model.language_model.", text),
                 **_qwen_shapes("model.visual.", vision),
@@ -194,7 +201,8 @@ def _qwen_shapes(prefix: str, vision: dict[str, Any]) -> dict[str, tuple[int, ..
     parts: dict[str, tuple[int, ...]] = {
         "patch_embed.proj": (size, 3, vision["temporal_patch_size"], patch, patch)
     }
-    mergers = [f"deepstack_merger_list.{n}" for n in range(len(vision["deepstack_visual_indexes"]))]
+    merging = vision.get("deepstack_visual_indexes", ())
+    mergers = [f"deepstack_merger_list.{n}" for n in range(len(merging))]
     for stem in ("merger", *mergers):
         parts[f"{stem}.norm"] = (size if stem == "merger" else merged,)
         parts[f"{stem}.linear_fc1"] = (merged, merged)
@@ -275,6 +283,20 @@ GEMMA3: Final = TinyTower(
     },
     seed=32,
 )
+_QWEN_VISION: Final = {
+    "model_type": "qwen3_vl_vision",
+    "depth": 3,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_heads": 2,
+    "patch_size": 8,
+    "spatial_merge_size": 2,
+    "temporal_patch_size": 2,
+    "out_hidden_size": 128,
+    "num_position_embeddings": 36,
+    "deepstack_visual_indexes": [0, 1],
+    "hidden_act": "gelu_pytorch_tanh",
+}
 QWEN3_VL: Final = TinyTower(
     name="qwen3_vl",
     config={
@@ -296,20 +318,7 @@ QWEN3_VL: Final = TinyTower(
                 "mrope_interleaved": True,
             },
         },
-        "vision_config": {
-            "model_type": "qwen3_vl_vision",
-            "depth": 3,
-            "hidden_size": 64,
-            "intermediate_size": 96,
-            "num_heads": 2,
-            "patch_size": 8,
-            "spatial_merge_size": 2,
-            "temporal_patch_size": 2,
-            "out_hidden_size": 128,
-            "num_position_embeddings": 36,
-            "deepstack_visual_indexes": [0, 1],
-            "hidden_act": "gelu_pytorch_tanh",
-        },
+        "vision_config": _QWEN_VISION,
     },
     processor={
         "size": {"shortest_edge": 1024, "longest_edge": 16384},
@@ -323,7 +332,39 @@ QWEN3_VL: Final = TinyTower(
     },
     seed=38,
 )
-TOWERS: Final = (SMOLVLM, GEMMA3, QWEN3_VL)
+QWEN35: Final = TinyTower(
+    name="qwen3_5",
+    # Most of its layers have states, and its tower makes no rows for inner layers.
+    config={
+        **QWEN3_VL.config,
+        "model_type": "qwen3_5",
+        "text_config": {
+            "model_type": "qwen3_5_text",
+            **_TEXT,
+            "num_hidden_layers": 3,
+            "rms_norm_eps": 1e-6,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 16,
+            "linear_value_head_dim": 16,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 10000.0,
+                "partial_rotary_factor": 0.25,
+                "mrope_section": [4, 2, 2],
+                "mrope_interleaved": True,
+            },
+        },
+        "vision_config": {
+            **{key: value for key, value in _QWEN_VISION.items() if "deepstack" not in key},
+            "model_type": "qwen3_5_vision",
+        },
+    },
+    processor=QWEN3_VL.processor,
+    seed=41,
+)
+TOWERS: Final = (SMOLVLM, GEMMA3, QWEN3_VL, QWEN35)
 
 
 def hf_weights(model: TinyTower) -> Tensors:
@@ -333,8 +374,12 @@ def hf_weights(model: TinyTower) -> Tensors:
     for name, shape in model.shapes.items():
         noise = rng.standard_normal(shape, dtype=np.float32)
         if "norm" in name and name.endswith("weight"):
-            less = model.averages and ("language_model" in name or "soft_emb" in name)
+            adds_one = model.averages or model.name == "qwen3_5"
+            less = adds_one and ("language_model" in name or "soft_emb" in name)
+            less = less and "linear_attn" not in name
             weights[name] = 1 - less + np.float32(0.2) * noise
+        elif name.endswith("A_log"):
+            weights[name] = np.float32(0.8) * noise - 2
         elif model.averages and "embed_tokens" in name:  # or the output would be the input
             weights[name] = np.float32(0.05) * noise
         elif name.endswith("bias") or "embed_tokens" in name or "pos" in name.rsplit(".", 2)[-2]:
@@ -397,6 +442,8 @@ def write_tower_files(
     """
     folder.mkdir(parents=True, exist_ok=True)
     recipe = _gguf_recipe(model)
+    if model.is_qwen:
+        return _write_qwen_files(model, folder, recipe, keys)
     text, vision = model.config["text_config"], model.config["vision_config"]
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.MMPROJ, vision["num_hidden_layers"])
     own, of_tower = {}, {}
@@ -443,6 +490,67 @@ def write_tower_files(
     return path
 
 
+def _write_qwen_files(
+    model: TinyTower, folder: Path, recipe: TinyModel, keys: dict[str, Any]
+) -> Path:
+    """Does as `write_tower_files`; names are those of the converter's table, or of its own code."""
+    text, vision = model.config["text_config"], model.config["vision_config"]
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.MMPROJ, vision["depth"])
+    merging = vision["deepstack_visual_indexes"]
+    own, of_tower = {}, {}
+    for name, weight in hf_weights(model).items():
+        if not name.startswith("model.visual."):
+            plain = name.replace("language_model.", "")
+            own[gguf_name(recipe, plain)] = gguf_layout(recipe, plain, weight)
+            continue
+        stem, kind = name.removeprefix("model.").rsplit(".", 1)
+        parts = stem.split(".")
+        if parts[1] == "deepstack_merger_list":
+            part = parts[3].replace("linear_", "")
+            of_tower[f"v.deepstack.{merging[int(parts[2])]}.{part}.{kind}"] = weight
+        elif parts[1] == "merger":
+            part = {"norm": "v.post_ln", "linear_fc1": "mm.0", "linear_fc2": "mm.2"}[parts[2]]
+            of_tower[f"{part}.{kind}"] = weight
+        elif weight.ndim == 5:
+            of_tower["v.patch_embd.weight"] = np.ascontiguousarray(weight[:, :, 0])
+            of_tower["v.patch_embd.weight.1"] = np.ascontiguousarray(weight[:, :, 1])
+        else:
+            found = names.get_name(stem)
+            assert found is not None, name
+            of_tower[f"{found}.{kind}"] = weight
+    tokens = [f"<{index}>" for index in range(text["vocab_size"] - 1)] + ["<|image_pad|>"]
+    path = write_gguf(
+        folder / "model.gguf", gguf_metadata(recipe) | {"tokenizer.ggml.tokens": tokens}, own
+    )
+    side = vision["patch_size"]
+    said = {
+        "projection_dim": text["hidden_size"],
+        "image_size": int(vision["num_position_embeddings"] ** 0.5) * side,
+        "patch_size": side,
+        "embedding_length": vision["hidden_size"],
+        "feed_forward_length": vision["intermediate_size"],
+        "block_count": vision["depth"],
+        "attention.head_count": vision["num_heads"],
+        "attention.layer_norm_epsilon": text["rms_norm_eps"],
+        "spatial_merge_size": vision["spatial_merge_size"],
+        "is_deepstack_layers": np.array([n in merging for n in range(vision["depth"])]),
+        "image_min_pixels": model.processor["size"]["shortest_edge"],
+        "image_max_pixels": model.processor["size"]["longest_edge"],
+        "image_mean": np.array(model.processor["image_mean"], np.float32),
+        "image_std": np.array(model.processor["image_std"], np.float32),
+        **keys,
+    }
+    metadata = {
+        "general.architecture": "clip",
+        "clip.has_vision_encoder": True,
+        "clip.projector_type": "qwen3vl_merger",
+        "clip.use_gelu": True,
+        **{f"clip.vision.{key}": value for key, value in said.items() if value is not None},
+    }
+    write_gguf(folder / "mmproj-model-f32.gguf", metadata, of_tower)
+    return path
+
+
 def _gguf_recipe(model: TinyTower) -> TinyModel:
     """The model beside the tower, as GGUF files have it."""
     text = model.config["text_config"]
@@ -450,6 +558,16 @@ def _gguf_recipe(model: TinyTower) -> TinyModel:
         "attention.key_length": text["head_dim"],
         "attention.value_length": text["head_dim"],
     }
+    if model.is_qwen:
+        sections = [*text["rope_parameters"]["mrope_section"], 0]
+        keys |= {
+            "rope.freq_base": 10000.0,
+            "rope.dimension_sections": np.array(sections, np.int32),
+            "n_deepstack_layers": len(model.config["vision_config"]["deepstack_visual_indexes"]),
+        }
+        return TinyModel(
+            name=model.name, architecture="qwen3vl", hf_class="Qwen3VL", config=text, keys=keys
+        )
     if not model.averages:
         keys |= {"rope.freq_base": 10000.0, "rope.dimension_count": text["head_dim"]}
         return TinyModel(

@@ -17,6 +17,7 @@ from tests.data.models.tiny_towers import (
     GOLDEN_ROWS,
     PARTS,
     QWEN3_VL,
+    QWEN35,
     SMOLVLM,
     TinyTower,
     goldens,
@@ -33,7 +34,7 @@ OPTIONS = replace(SMALL, max_context=256, kv_blocks=64, max_batched_tokens=128)
 SAMPLING = SamplingParams(max_tokens=4, temperature=0.0)
 
 
-@pytest.mark.parametrize("model", [SMOLVLM, QWEN3_VL], ids=lambda model: model.name)
+@pytest.mark.parametrize("model", [SMOLVLM, QWEN3_VL, QWEN35], ids=lambda model: model.name)
 def test_a_tower_makes_the_rows_of_transformers_and_answers_are_the_references(
     model: TinyTower, stack: ExitStack, tmp_path: Path
 ) -> None:

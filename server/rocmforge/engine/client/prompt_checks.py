@@ -60,6 +60,12 @@ def _check_image(span: ImageSpan, runner: RunnerInfo) -> None:
     processor = runner.images
     if processor is None:
         raise UnsupportedFeature("The model takes no images.", param="prompt")
+    if not processor.takes(span.grid) and not processor.tile:
+        raise InvalidParameter(
+            f"{span} has {span.grid} patches, but an image of this model has whole squares of "
+            f"{processor.merge} x {processor.merge}, and no more than {processor.most_patches:,}.",
+            param="prompt",
+        )
     grid = span.grid if processor.takes(span.grid) else processor.grid
     expected = (
         grid,

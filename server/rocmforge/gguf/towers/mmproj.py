@@ -7,17 +7,20 @@ does not know the model that it belongs to.
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from rocmforge.checkpoint.tensor import Tensor
+import numpy as np
+
+from rocmforge.checkpoint.tensor import Summed, Tensor
 from rocmforge.checkpoint.tokenizer import TokenizerData
 from rocmforge.errors import BadGguf, BadTokenizer, ModelLoadError, UnsupportedArchitecture
 from rocmforge.gguf.reader import GgufFile, open_gguf
 from rocmforge.models.checkpoint import Checkpoint, Identity
 from rocmforge.models.config import MAX_LAYERS, ActivationFunction, LayerConfig, ModelConfig
-from rocmforge.models.layouts import as_declared, turn_projection
+from rocmforge.models.layouts import as_declared, cut_fused, turn_projection
 from rocmforge.models.rope import RopeFactors
 from rocmforge.models.vision.config import (
     ProcessorConfig,
@@ -25,7 +28,13 @@ from rocmforge.models.vision.config import (
     Resampling,
     VisionConfig,
 )
-from rocmforge.models.vision.towers import PLACEHOLDERS, siglip_config, vision_config
+from rocmforge.models.vision.towers import (
+    PLACEHOLDERS,
+    beside_tower,
+    qwen_tower_config,
+    siglip_config,
+    vision_config,
+)
 from rocmforge.models.weights import check_weights, places
 
 _VISION: Final = "clip.vision."
@@ -41,6 +50,11 @@ _OUTSIDE: Final = MappingProxyType(
         "mm.model.fc.weight": "projector.matrix",  # of Idefics3; of Gemma 3:
         "mm.input_projection.weight": "projector.matrix",
         "mm.soft_emb_norm.weight": "projector.norm",
+        # Of Qwen3-VL.
+        "mm.0.weight": "projector.inner",
+        "mm.0.bias": "projector.inner_bias",
+        "mm.2.weight": "projector.matrix",
+        "mm.2.bias": "projector.matrix_bias",
     }
 )
 _IN_LAYERS: Final = MappingProxyType(
@@ -55,11 +69,21 @@ _IN_LAYERS: Final = MappingProxyType(
         "ffn_down": "feed_forward.down",
     }
 )
+_IN_MERGERS: Final = MappingProxyType({"norm": "norm", "fc1": "inner", "fc2": "matrix"})
+_QKV: Final = "attn_qkv"
+_SECOND_PICTURE: Final = "v.patch_embd.weight.1"
+"""What a patch of the next picture of a film is multiplied with."""
+# Pixels of a picture, where a file does not say it: those of 64 to 4,096 tokens.
+_QWEN_PIXELS: Final = (65_536, 4_194_304)
 _KINDS: Final = MappingProxyType(
-    {"idefics3": ProcessorKind.IDEFICS3, "gemma3": ProcessorKind.GEMMA3}
+    {
+        "idefics3": ProcessorKind.IDEFICS3,
+        "gemma3": ProcessorKind.GEMMA3,
+        "qwen3vl_merger": ProcessorKind.QWEN_VL,
+    }
 )
 """By the type of the projector."""
-_LAYER: Final = re.compile(r"v\.blk\.(\d{1,4})\.(\w+)\.(weight|bias)")
+_LAYER: Final = re.compile(r"v\.(blk|deepstack)\.(\d{1,4})\.(\w+)\.(weight|bias)")
 
 
 def find_mmproj(model: Path) -> tuple[Path, ...]:
@@ -72,13 +96,13 @@ def find_mmproj(model: Path) -> tuple[Path, ...]:
 
 
 def open_mmproj(
-    path: Path, embedding_size: int, tokens: list[str]
-) -> tuple[VisionConfig, Checkpoint]:
-    """Opens a tower for a model; reads headers only.
+    path: Path, model: ModelConfig, tokens: list[str]
+) -> tuple[ModelConfig, VisionConfig, Checkpoint]:
+    """Opens a tower for a model; reads headers only. Returns the model with what it does with rows.
 
     Args:
         path: The file.
-        embedding_size: The hidden size of the model.
+        model: What it is for.
         tokens: Of the model, by id.
 
     Raises:
@@ -87,7 +111,8 @@ def open_mmproj(
     """
     file = open_gguf(path)
     try:
-        return _read(file, embedding_size, tokens)
+        vision, tower = _read(file, model.hidden_size, tokens)
+        return beside_tower(model, tower.config, vision), vision, tower
     except BaseException:
         file.close()
         raise
@@ -136,6 +161,8 @@ def _colours(file: GgufFile, key: str) -> tuple[float, float, float]:
 
 def _processor(file: GgufFile, kind: ProcessorKind) -> ProcessorConfig:
     """Reads how images are prepared; what such files do not say is as the family has it."""
+    if kind is ProcessorKind.QWEN_VL:
+        return _qwen_processor(file)
     tile, has_tiles = _positive(file, "image_size", _MOST_PIXELS), kind is ProcessorKind.IDEFICS3
     patch, merge = _positive(file, "patch_size", tile), _GEMMA3_MERGE
     if has_tiles or f"{_VISION}projector.scale_factor" in file.metadata:
@@ -153,6 +180,47 @@ def _processor(file: GgufFile, kind: ProcessorKind) -> ProcessorConfig:
         mean=_colours(file, "image_mean"),
         std=_colours(file, "image_std"),
     )
+
+
+def _qwen_processor(file: GgufFile) -> ProcessorConfig:
+    """Reads the same of Qwen3-VL, whose pictures keep their shape."""
+    patch = _positive(file, "patch_size", _MOST_PIXELS)
+    merge = _positive(file, "spatial_merge_size") if _has(file, "spatial_merge_size") else 2
+    least, most = (
+        _positive(file, f"image_{kind}_pixels", _MOST_PIXELS * 1024)
+        if _has(file, f"image_{kind}_pixels")
+        else usual
+        for kind, usual in zip(("min", "max"), _QWEN_PIXELS, strict=True)
+    )
+    if least > most:
+        raise BadGguf(str(file.path), f"pictures of {least} to {most} pixels")
+    return ProcessorConfig(
+        kind=ProcessorKind.QWEN_VL,
+        least_pixels=least,
+        most_pixels=most,
+        resampling=Resampling.BICUBIC,
+        patch=patch,
+        merge=merge,
+        places=_positive(file, "image_size", _MOST_PIXELS) // patch,
+        has_axes=True,
+        mean=_colours(file, "image_mean"),
+        std=_colours(file, "image_std"),
+    )
+
+
+def _has(file: GgufFile, key: str) -> bool:
+    return _VISION + key in file.metadata
+
+
+def _merging_layers(file: GgufFile, count: int) -> list[bool]:
+    """Returns whether each layer makes rows for an inner layer of the model beside the tower."""
+    flags = file.metadata.get(f"{_VISION}is_deepstack_layers")
+    if flags is None:
+        return [False] * count
+    found = [bool(flag) for flag in flags] if isinstance(flags, np.ndarray | list) else []
+    if len(found) != count:
+        raise BadGguf(str(file.path), f"'{_VISION}is_deepstack_layers' is not of {count} layers")
+    return found
 
 
 def _config(file: GgufFile, processor: ProcessorConfig, embedding_size: int) -> ModelConfig:
@@ -178,10 +246,20 @@ def _config(file: GgufFile, processor: ProcessorConfig, embedding_size: int) -> 
         local_rope=False,
         intermediate_size=_positive(file, "feed_forward_length"),
     )
-    return siglip_config(
+    count = _positive(file, "block_count", MAX_LAYERS)
+    layers, make = (layer,) * count, siglip_config
+    if processor.kind is ProcessorKind.QWEN_VL:
+        if head % 4:
+            raise BadGguf(str(file.path), f"{head} elements of a head do not rotate by axes")
+        make, merged = qwen_tower_config, hidden_size * processor.merge**2
+        layers = tuple(
+            replace(layer, merger_features=merged if merges else 0)
+            for merges in _merging_layers(file, count)
+        )
+    return make(
         file.path.stem,
         processor,
-        (layer,) * _positive(file, "block_count", MAX_LAYERS),
+        layers,
         hidden_size=hidden_size,
         embedding_size=embedding_size,
         norm_eps=eps,
@@ -193,8 +271,17 @@ def _checkpoint(file: GgufFile, config: ModelConfig) -> Checkpoint:
     known = {place.path: place for place in places(config.num_layers)}
     weights: dict[str, Tensor] = {}
     for name, tensor in file.tensors.items():
-        path = _path_of(name)
-        weights[path] = as_declared(tensor, known[path]) if path in known else tensor
+        paths = _paths_of(name)
+        if len(paths) > 1 and all(path in known for path in paths):
+            weights |= cut_fused(config, tensor, [known[path] for path in paths])
+        else:
+            path = paths[0]
+            weights[path] = as_declared(tensor, known[path]) if path in known else tensor
+    if config.architecture == "qwen3vl-tower" and _SECOND_PICTURE in file.tensors:
+        del weights[_paths_of(_SECOND_PICTURE)[0]]
+        pictures = [file.tensors[name] for name in ("v.patch_embd.weight", _SECOND_PICTURE)]
+        shape = config.hidden_size, config.patch_features
+        weights["patches.matrix"] = Summed("v.patch_embd.weight, summed", pictures, shape)
     _exchange_networks(config, weights)
     if config.tower is not None and config.tower.averages:
         turn_projection(weights)
@@ -235,13 +322,18 @@ def _exchange_networks(config: ModelConfig, weights: dict[str, Tensor]) -> None:
                         weights[path] = tensor
 
 
-def _path_of(name: str) -> str:
-    """Returns our name of the weight in a tensor; one that is none is refused later."""
-    match = _LAYER.fullmatch(name)
-    if match is not None and match[2] in _IN_LAYERS:
-        bias = "_bias" if match[3] == "bias" else ""
-        return f"layers.{int(match[1])}.{_IN_LAYERS[match[2]]}{bias}"
-    return _OUTSIDE.get(name, f"no weight: {name}")
+def _paths_of(name: str) -> tuple[str, ...]:
+    """Returns our names of the weights in a tensor; one that is none is refused later."""
+    if (match := _LAYER.fullmatch(name)) is not None:
+        stem, part = f"layers.{int(match[2])}", match[3]
+        bias = "_bias" if match[4] == "bias" else ""
+        if match[1] == "deepstack" and part in _IN_MERGERS:
+            return (f"{stem}.merger.{_IN_MERGERS[part]}{bias}",)
+        if match[1] == "blk" and part == _QKV:
+            return tuple(f"{stem}.attention.{each}{bias}" for each in "qkv")
+        if match[1] == "blk" and part in _IN_LAYERS:
+            return (f"{stem}.{_IN_LAYERS[part]}{bias}",)
+    return (_OUTSIDE.get(name, f"no weight: {name}"),)
 
 
 def _no_tokenizer() -> TokenizerData:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
 
+from rocmforge.errors import UnsupportedArchitecture
 from rocmforge.models.config import (
     ActivationFunction,
     LayerConfig,
@@ -153,3 +155,23 @@ def qwen_tower_config(
             places=processor.places,
         ),
     )
+
+
+def beside_tower(config: ModelConfig, tower: ModelConfig, vision: VisionConfig) -> ModelConfig:
+    """Returns a model with what it does with the rows of its tower.
+
+    Raises:
+        UnsupportedArchitecture: The model has one position for a row and its column, though the
+            tower is made for one that has two; or the tower makes rows for layers that it lacks.
+    """
+    if vision.processor.has_axes and (config.rope is None or not config.rope.axes):
+        raise UnsupportedArchitecture(
+            f"images for {config.architecture} without positions on several axes",
+            ("models whose files say which pairs of a head belong to which axis",),
+        )
+    if tower.row_parts > config.num_layers:
+        raise UnsupportedArchitecture(
+            f"a tower with rows for {tower.row_parts - 1} inner layers of {config.num_layers}",
+            ("fewer of them",),
+        )
+    return replace(config, deepstack=tower.row_parts - 1)
