@@ -64,8 +64,8 @@ __device__ __forceinline__ float sum_of_lanes(float value, int lanes) {
 // place; pairs lie rotary_dim / 2 apart, as in GPT-NeoX. head_dim, the strides and rotary_dim / 2
 // are multiples of 8. q_norm, k_norm: f32 [head_dim], weights of norms by root mean square before
 // that, or null; then rotary_dim is head_dim, and a power of two up to 512. cosine, sine: f32
-// [max_context, rotary_dim / 2]. positions: [T]. Grid: (T, ceil((heads + kv_heads) * rotary_dim /
-// 16 / 128)), block 128.
+// [rows, rotary_dim / 2]. positions: [T], rows of these. Grid: (T, ceil((heads + kv_heads) *
+// rotary_dim / 16 / 128)), block 128.
 extern "C" __global__ __launch_bounds__(rf::kRopeHalfThreads) void rf_rope_half(
     rf::half* __restrict__ q, rf::half* __restrict__ k, const float* __restrict__ q_norm,
     const float* __restrict__ k_norm, const float* __restrict__ cosine,
