@@ -70,6 +70,7 @@ class _Reader(KeyReader):
             num_chosen=self._positive("expert_used_count"),
             intermediate_size=size,
             shared_intermediate_size=self._count("expert_shared_feed_forward_length", shared),
+            latent_size=self._count("moe_latent_size"),
             router=self._router(default),
             num_groups=self._positive("expert_group_count", 1),
             num_chosen_groups=self._positive("expert_group_used_count", 1),
@@ -88,7 +89,8 @@ class _Reader(KeyReader):
 
     def _refuse_unsupported(self) -> None:
         suffix = "moe_latent_size"
-        if size := self._file.get_int(self._key(suffix), 0):
+        size = self._count(suffix)
+        if size and not self._family.may_have_latent_experts:
             raise UnsupportedArchitecture(
                 f"{self._name} with experts in a space of {size} features ({self._key(suffix)})",
                 self._known,

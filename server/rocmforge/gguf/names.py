@@ -164,6 +164,8 @@ _EXPERTS: Final = (
         ("ffn_up_shexp", "experts.shared.up"),
         ("ffn_down_shexp", "experts.shared.down"),
         ("ffn_gate_inp_shexp", "experts.shared.router"),
+        ("ffn_latent_down", "experts.latent_down"),
+        ("ffn_latent_up", "experts.latent_up"),
     ),
     TensorRule("exp_probs_b.bias", ("experts.selection_bias",)),
 )

@@ -367,6 +367,8 @@ _NEMOTRON: Final = NameTable(
                 ("mixer.gate", "experts.router"),
                 ("mixer.experts.up_proj", "experts.up"),
                 ("mixer.experts.down_proj", "experts.down"),
+                ("mixer.fc1_latent_proj", "experts.latent_down"),
+                ("mixer.fc2_latent_proj", "experts.latent_up"),
                 ("mixer.shared_experts.up_proj", "experts.shared.up"),
                 ("mixer.shared_experts.down_proj", "experts.shared.down"),
                 bias=False,

@@ -30,6 +30,8 @@ Size = Literal[
     "patch_features",
     "merged_features",
     "row_features",
+    "expert_latent_size",
+    "expert_hidden_size",
     # Of a layer.
     "num_heads",
     "query_features",
@@ -297,13 +299,18 @@ class Experts(Generic[W]):
     weight_scale: W | None = field(default=None, metadata=whole("num_experts"))  # of an expert's
     gate: W | None = field(
         default=None,
-        metadata=expert("expert_intermediate_size", "hidden_size", group=Fusion.GATE_UP),
+        metadata=expert("expert_intermediate_size", "expert_hidden_size", group=Fusion.GATE_UP),
     )
     gate_bias: W | None = field(default=None, metadata=expert("expert_intermediate_size"))
-    up: W = field(metadata=expert("expert_intermediate_size", "hidden_size", group=Fusion.GATE_UP))
+    up: W = field(
+        metadata=expert("expert_intermediate_size", "expert_hidden_size", group=Fusion.GATE_UP)
+    )
     up_bias: W | None = field(default=None, metadata=expert("expert_intermediate_size"))
-    down: W = field(metadata=expert("hidden_size", "expert_intermediate_size"))
-    down_bias: W | None = field(default=None, metadata=expert("hidden_size"))
+    down: W = field(metadata=expert("expert_hidden_size", "expert_intermediate_size"))
+    down_bias: W | None = field(default=None, metadata=expert("expert_hidden_size"))
+    # What takes a token into the space that experts read and make, and their results out of it.
+    latent_down: W | None = field(default=None, metadata=whole("expert_latent_size", "hidden_size"))
+    latent_up: W | None = field(default=None, metadata=whole("hidden_size", "expert_latent_size"))
     shared: SharedExpert[W] | None = field(metadata={BLOCK: SharedExpert})
 
 

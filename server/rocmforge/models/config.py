@@ -114,6 +114,7 @@ class ExpertsConfig:
     num_chosen: int  # by each token
     intermediate_size: int  # of an expert
     shared_intermediate_size: int = 0  # of the network that every token passes; 0: there is none
+    latent_size: int = 0  # features that experts read and make; 0: those of the model
     router: RouterFunction
     num_groups: int = 1  # of equally many experts
     num_chosen_groups: int = 1  # a token's experts are of so many
@@ -508,6 +509,17 @@ class ModelConfig:
     def predictor_inputs(self) -> int:
         """Elements of an embedding and a hidden state side by side, in the predictor."""
         return 2 * self.predictor_size
+
+    @property
+    def expert_latent_size(self) -> int:
+        """Features that experts read and make in a space of their own; 0: they have none."""
+        rules = [layer.experts for layer in self.layers if layer.experts is not None]
+        return max((rule.latent_size for rule in rules), default=0)
+
+    @property
+    def expert_hidden_size(self) -> int:
+        """Features that experts read and make."""
+        return self.expert_latent_size or self.hidden_size
 
     @property
     def num_layers(self) -> int:

@@ -82,6 +82,11 @@ class ModelFamily:
         return "patches.matrix" in self.has
 
     @property
+    def may_have_latent_experts(self) -> bool:
+        """Whether its experts may read and make other features than the model has."""
+        return "experts.latent_down" in self.has
+
+    @property
     def is_latent(self) -> bool:
         """Whether its layers have multi-head latent attention."""
         return "latent.kv_a" in self.has
@@ -127,6 +132,7 @@ _POST_NORMS: Final = frozenset({"attention_post_norm", "feed_forward_post_norm"}
 _OUTPUT: Final = frozenset({"output"})
 _BIASES: Final = frozenset(f"attention.{part}_bias" for part in ("q", "k", "v", "output"))
 _SELECTION: Final = frozenset({"experts.selection_bias"})
+_OF_LATENT_EXPERTS: Final = frozenset({"experts.latent_down", "experts.latent_up"})
 _PREDICTOR: Final = frozenset(
     {"predictor.embedding_norm", "predictor.hidden_norm", "predictor.projection"}
 )
@@ -284,7 +290,7 @@ FAMILIES: Final[Mapping[str, ModelFamily]] = MappingProxyType(
         # NVIDIA 2025, arXiv:2504.03624.
         **{
             name: ModelFamily(
-                has=frozenset({"attention_norm", "output_norm"}) | _ATTENTION | _MAMBA,
+                has=_OF_LATENT_EXPERTS | {"attention_norm", "output_norm"} | _ATTENTION | _MAMBA,
                 may_have=_OUTPUT | _SELECTION | {"mamba.filter_bias"},
                 activation=ActivationFunction.SQUARED_RELU,
                 has_rope=False,

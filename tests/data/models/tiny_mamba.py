@@ -186,8 +186,13 @@ def _nemotron_experts(config: dict[str, Any]) -> Shapes:
     shapes: Shapes = {"gate.weight": (count, dim), "gate.e_score_correction_bias": (count,)}
     networks = {f"experts.{n}": config["moe_intermediate_size"] for n in range(count)}
     networks["shared_experts"] = config["moe_shared_expert_intermediate_size"]
+    latent = config.get("moe_latent_size")
+    if latent:
+        shapes |= {"fc1_latent_proj.weight": (latent, dim), "fc2_latent_proj.weight": (dim, latent)}
     for stem, size in networks.items():
-        shapes |= {f"{stem}.{name}": shape for name, shape in _ungated_shapes(dim, size).items()}
+        features = latent if latent and stem != "shared_experts" else dim
+        of_network = _ungated_shapes(features, size)
+        shapes |= {f"{stem}.{name}": shape for name, shape in of_network.items()}
     return shapes
 
 
@@ -236,6 +241,18 @@ _NEMOTRON_MOE: Final = _nemotron_config(
     routed_scaling_factor=2.5,
 )
 
+_NEMOTRON_LATENT: Final = _NEMOTRON_MOE | {"moe_latent_size": 24}
+_NEMOTRON_KEYS: Final[dict[str, Value]] = {
+    "expert_count": 8,
+    "expert_used_count": 3,
+    "expert_shared_count": 1,
+    "expert_feed_forward_length": 40,
+    "expert_shared_feed_forward_length": 56,
+    "expert_weights_norm": True,
+    "expert_weights_scale": 2.5,
+    "expert_group_count": 1,
+}
+
 MAMBA_MODELS: Final = (
     TinyModel(
         name="granitehybrid",
@@ -276,17 +293,16 @@ MAMBA_MODELS: Final = (
         seed=214,
         config=_NEMOTRON_MOE,
         shapes=_nemotron_shapes(_NEMOTRON_MOE),
-        keys=_nemotron_keys(_NEMOTRON_MOE)
-        | {
-            "expert_count": 8,
-            "expert_used_count": 3,
-            "expert_shared_count": 1,
-            "expert_feed_forward_length": 40,
-            "expert_shared_feed_forward_length": 56,
-            "expert_weights_norm": True,
-            "expert_weights_scale": 2.5,
-            "expert_group_count": 1,
-        },
+        keys=_nemotron_keys(_NEMOTRON_MOE) | _NEMOTRON_KEYS,
+    ),
+    TinyModel(
+        name="nemotron_h_moe-latent",
+        architecture="nemotron_h_moe",
+        hf_class="NemotronH",
+        seed=215,
+        config=_NEMOTRON_LATENT,
+        shapes=_nemotron_shapes(_NEMOTRON_LATENT),
+        keys=_nemotron_keys(_NEMOTRON_LATENT) | _NEMOTRON_KEYS | {"moe_latent_size": 24},
     ),
 )
 
@@ -311,6 +327,8 @@ def larger_mamba(model: TinyModel, state: int = 32) -> TinyModel:
         config |= sizes.nemotron | {"head_dim": 64}
         if "n_routed_experts" in config:
             config |= {"moe_intermediate_size": 64, "moe_shared_expert_intermediate_size": 96}
+        if "moe_latent_size" in config:
+            config |= {"moe_latent_size": 64}
         keys, shapes = _nemotron_keys(config), _nemotron_shapes(config)
     else:
         config |= sizes.granite | {"shared_intermediate_size": 96}
@@ -319,6 +337,8 @@ def larger_mamba(model: TinyModel, state: int = 32) -> TinyModel:
         keys, shapes = _granite_keys(config), _granite_shapes(config)
     if "expert_count" in model.keys:
         keys |= {"expert_feed_forward_length": 64, "expert_shared_feed_forward_length": 96}
+    if "moe_latent_size" in model.keys:
+        keys |= {"moe_latent_size": 64}
     seed = 308 if model.name == "granitehybrid" else model.seed
     return replace(model, config=config, keys=model.keys | keys, shapes=shapes, seed=seed)
 

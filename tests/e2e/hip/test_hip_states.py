@@ -61,6 +61,7 @@ def larger(model: TinyModel) -> TinyModel:
     [
         *("lfm2", "lfm2moe", "lfm2-q8_0", "qwen35", "qwen35moe", "qwen3next", "qwen35-q8_0"),
         *("granitehybrid-dense", "granitehybrid-q8_0", "nemotron_h", "nemotron_h_moe-q8_0"),
+        *("nemotron_h_moe-latent", "nemotron_h_moe-latent-q8_0"),
     ],
 )
 def test_probabilities_are_those_of_the_reference(

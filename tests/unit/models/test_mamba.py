@@ -88,7 +88,8 @@ def counts(*values: int) -> Value:
         ("granitehybrid", "residual_scale", -1.0, "-1.0 is no factor"),
         ("granitehybrid", "attention.scale", inf, "inf is no factor"),
         ("nemotron_h", "feed_forward_length", counts(0, 72), "no counts for 5 layers"),
-        ("nemotron_h_moe", "moe_latent_size", 24, "experts in a space of 24 features"),
+        ("granitehybrid", "moe_latent_size", 24, "experts in a space of 24 features"),
+        ("nemotron_h_moe", "moe_latent_size", np.int32(-1), "-1 is negative"),
         ("nemotron_h_moe", "expert_used_count", counts(0, 3, 0, 2, 0), "differ by layer"),
     ],
 )
@@ -113,7 +114,7 @@ PATTERN = {"layers_block_type": None, "num_hidden_layers": None}
         ("granitehybrid", {"time_step_limit": [0.0, 0.1]}, "'time_step_limit': steps"),
         ("nemotron_h", {"mlp_hidden_act": "silu"}, "the activation 'silu'"),
         ("nemotron_h", {**PATTERN, "hybrid_override_pattern": "M-X*-"}, "'X' is no kind of layer"),
-        ("nemotron_h_moe", {"moe_latent_size": 24}, "a space of 24 features .moe_latent_size"),
+        ("granitehybrid", {"moe_latent_size": 24}, "a space of 24 features .moe_latent_size"),
     ],
 )
 def test_senseless_configurations_are_refused(

@@ -132,7 +132,9 @@ class ExpertArrays(Generic[X]):
     weights: Forms[X]  # [T, num_chosen]
     multiplied: Forms[X]  # [F, hidden_size]
     inner: Forms[X]  # [F * num_chosen, intermediate_size]
-    mixed: Forms[X] | None  # [T, hidden_size], where a network's beside them is added to it
+    # [T, hidden_size], where a network's beside them is added to it; in a space of their own, so
+    # many features, which are multiplied next.
+    mixed: Forms[X] | None
     groups: GroupArrays[X]
     fetched: FetchedExperts[X] | None  # None: all experts are on the device
 
@@ -210,6 +212,8 @@ class ActivationArrays(Generic[X]):
     attention_arrived: X | None = None  # uint32, zeros between steps: splits that have finished
     sampling: SamplingArrays[X] | None = None
     experts: ExpertArrays[X] | None = None
+    expert_inputs: Forms[X] | None = None  # [T, expert_latent_size]
+    expert_results: Forms[X] | None = None  # [T, hidden_size], of experts in such a space
     latent: LatentArrays[X] | None = None
     deepstack: Forms[X] | None = None  # [T, hidden_size], rows that are added behind a layer
     beside_hidden: Forms[X] | None = None  # [T, 2 * hidden_size], what a predictor begins with
@@ -302,6 +306,7 @@ def _of_causal(
     """Matrices that are not quantised are multiplied with float32 for the rows that GEMV takes."""
     tokens, rows, vocab_size = limits.tokens, limits.rows, config.vocab_size
     hidden_size, size = config.hidden_size, config.per_layer_size
+    latent = config.expert_latent_size
     of_tokens = spec((tokens, hidden_size), "f4")
     of_logits = spec((rows, vocab_size), "f4")
     has_post_norms = weights.layers[0].attention_post_norm is not None
@@ -351,6 +356,10 @@ def _of_causal(
         gemm_partial=geometry.gemm_scratch(),
         arrived=spec((1,), "u4"),
         experts=_of_experts(config, weights, tokens),
+        expert_inputs=_multiplied(tokens, latent, f32=spec((tokens, latent), "f4"))
+        if latent
+        else None,
+        expert_results=Forms(f32=of_tokens) if latent else None,
         latent=_of_latent(config, tokens),
         beside_hidden=_multiplied(tokens, config.predictor_inputs) if config.predicts else None,
         per_layer=Forms(f32=spec((tokens, config.per_layer_features), "f4")) if size else None,
@@ -453,21 +462,25 @@ def _of_experts(
     has_shared = any(
         layer.experts and (layer.experts.shared or layer.feed_forward) for layer in weights.layers
     )
+    latent, widest = config.expert_latent_size, max(config.hidden_size, config.expert_hidden_size)
+    mixed = Forms(f32=spec((tokens, config.hidden_size), "f4")) if has_shared else None
+    if latent:
+        mixed = _multiplied(tokens, latent, f32=spec((tokens, latent), "f4"))
     return ExpertArrays(
         logits=spec((tokens, most_experts), "f4"),
         total=Forms(f32=spec((NORMED_TOKENS, config.hidden_size), "f4")),
         arrived=spec((NORMED_TOKENS,), "u4"),
         chosen=Forms(i32=spec((max(1, len(hosted) // 2) * tokens, chosen), "i4")),
         weights=Forms(f32=spec((tokens, chosen), "f4")),
-        multiplied=_quantised(FEW_TOKENS, config.hidden_size),
+        multiplied=_quantised(FEW_TOKENS, widest),
         inner=_quantised(
             FEW_TOKENS * chosen, inner_size, f32=spec((few * chosen, inner_size), "f4")
         ),
-        mixed=Forms(f32=spec((tokens, config.hidden_size), "f4")) if has_shared else None,
+        mixed=mixed,
         groups=GroupArrays(
             pairs=_sorted_pairs(pairs, most_experts),
             inner=spec((pairs, inner_size), "f2"),
-            products=spec((pairs, config.hidden_size), "f4"),
+            products=spec((pairs, widest), "f4"),
         ),
         fetched=_fetched(hosted),
     )

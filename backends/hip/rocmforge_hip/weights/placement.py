@@ -240,6 +240,10 @@ def _product(place: WeightPlace) -> Product | None:
             return Product.LOGITS
         case "num_scores" | "row_features":
             return Product.SCORES
+        case "expert_latent_size":
+            return Product.EXPERT_INPUTS
+        case "hidden_size" if place.name == "experts.latent_up":
+            return Product.EXPERT_RESULTS
         case "hidden_size" if place.name == "predictor.projection":
             return Product.RESIDUAL
         case "hidden_size" if place.name in ("patches.matrix", "dense"):

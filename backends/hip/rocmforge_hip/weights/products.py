@@ -23,6 +23,8 @@ class Product(StrEnum):
     GATE_UP = auto()  # gate and up before the gate is applied, where an adapter changes them
     PER_LAYER = auto()  # a token's other embedding, without what a table has of it
     PER_LAYER_GATE = auto()
+    EXPERT_INPUTS = auto()  # in a space of their own
+    EXPERT_RESULTS = auto()  # back from there
     LOGITS = auto()
     DENSE = auto()  # of a classification head
     SCORES = auto()  # of a classification head; of a tower, rows of embeddings

@@ -58,7 +58,8 @@ def read_experts(
             f"{config.get_str('model_type')} with groups by their best expert ({method})",
             ("groups by their two best experts",),
         )
-    if (latent := config.get_positive("moe_latent_size", 0)) != 0:
+    latent = config.get_positive("moe_latent_size", 0)
+    if latent and not family.may_have_latent_experts:
         raise UnsupportedArchitecture(
             f"{config.get_str('model_type')} with experts in a space of {latent} features "
             "(moe_latent_size)",
@@ -77,6 +78,7 @@ def read_experts(
         num_chosen=_positive(config, "num_chosen"),
         intermediate_size=size,
         shared_intermediate_size=shared or _count(config, "num_shared") * size,
+        latent_size=latent,
         router=family.router,
         num_groups=_positive(config, "num_groups", 1),
         num_chosen_groups=_positive(config, "num_chosen_groups", 1),

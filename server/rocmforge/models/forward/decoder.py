@@ -304,7 +304,12 @@ def _experts(
 ) -> A:
     """Runs each token through the experts that the router chose for it (Shazeer et al. 2017)."""
     shared = experts.shared
-    mixed = ops.experts(x, *chosen, experts, config.activation)
+    inputs = x
+    if experts.latent_down is not None:
+        inputs = ops.linear(step, x, experts.latent_down, None)
+    mixed = ops.experts(inputs, *chosen, experts, config.activation)
+    if experts.latent_up is not None:
+        mixed = ops.linear(step, mixed, experts.latent_up, None)
     if shared is None:
         return mixed
     y = ops.gated_linear(step, x, shared.gate, shared.up, config.activation)

@@ -199,13 +199,13 @@ class Ops(Protocol[A, W, S]):
     def experts(
         self, x: A, chosen: A, weights: A, experts: Experts[W], activation: ActivationFunction
     ) -> A:
-        """Returns the sum of what its experts make of each token, weighted: [T, hidden_size].
+        """Returns the sum of what its experts make of each token, weighted: [T, features].
 
         An expert gives activation(x @ gate.T) * (x @ up.T) @ down.T, or without a gate
         activation(x @ up.T) @ down.T, with a bias in each product if there is one.
 
         Args:
-            x: [T, hidden_size].
+            x: [T, features]: `ModelConfig.expert_hidden_size`.
             chosen: As from `add_norm_route`.
             weights: As from `add_norm_route`.
             experts: Whose gate, up and down are computed with.

@@ -42,10 +42,12 @@ def empty_mix(
 ) -> Activation:
     """Returns what the sums of so many tokens are to be written to, in float32.
 
-    It is the step's delta, unless the result of a network beside them, which is, is to be added.
+    It is the step's delta, unless the result of a network beside them, which is, is to be added, or
+    they are in a space of their own.
     """
     result = arena.product(Product.DELTA)
-    if experts.shared is not None or experts.dense_post_norm is not None:
+    others = experts.shared, experts.dense_post_norm, experts.latent_up
+    if any(other is not None for other in others):
         assert arena.experts is not None
         assert arena.experts.mixed is not None
         result = arena.experts.mixed
