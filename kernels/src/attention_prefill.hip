@@ -1,5 +1,6 @@
 // Attention of several new tokens a sequence over the paged cache, with matrix instructions
-// (FlashAttention-2, Dao 2023). The new tokens are the last ones of their context.
+// (FlashAttention-2, Dao 2023). The new tokens are the last ones of their context. Each sees what
+// is before it and itself; rows of images that see each other both ways bring where they see to.
 //
 // A block takes kAttentionRows query rows of one kv head. A row is a token and one of the query
 // heads that share the kv head: row r is token r / group, head r % group. It walks over the keys in
@@ -24,18 +25,23 @@ __device__ __forceinline__ void cap_scores(TileScores<kKeyTiles>& scores, const 
   }
 }
 
-// Hides the keys after a query's own position, and those before its window.
+// The keys [begin, end) that a query sees.
+struct SeenKeys {
+  int begin, end;
+};
+
+// Hides all other keys.
 template <int kKeyTiles>
 __device__ __forceinline__ void mask_scores(TileScores<kKeyTiles>& scores,
-                                            const int (&position)[mma::MatrixUnit::kLaneColumns],
-                                            int first_key, int window) {
+                                            const SeenKeys (&seen)[mma::MatrixUnit::kLaneColumns],
+                                            int first_key) {
 #pragma unroll
   for (int tile = 0; tile < kKeyTiles; ++tile) {
 #pragma unroll
     for (int i = 0; i < kTileValues; ++i) {
-      const int own = position[mma::MatrixUnit::lane_column(i)];
+      const SeenKeys& own = seen[mma::MatrixUnit::lane_column(i)];
       const int key = first_key + tile * kTile + mma::MatrixUnit::row(i);
-      if (key > own || key < first_visible(own, window)) scores[tile][i] = -kInfinity;
+      if (key >= own.end || key < own.begin) scores[tile][i] = -kInfinity;
     }
   }
 }
@@ -96,6 +102,10 @@ __device__ __forceinline__ void attention_prefill(const PrefillInput& in,
   const int wave_row = block_row + uniform(wave_id()) * (kTile * kWaveTiles);
   const int first_position = context - tokens;
   const auto position_of = [&](int row) { return first_position + min(row, rows - 1) / group; };
+  const auto end_of = [&](int row) {  // of the keys that it sees; ascends with the rows
+    const int token = min(row, rows - 1) / group;
+    return in.seen_ends ? in.seen_ends[query_start + token] : first_position + token + 1;
+  };
   const auto head_of = [&](int row) {  // of all heads of all tokens
     const int64_t token = query_start + row / group;
     return token * in.heads + kv_head * group + row % group;
@@ -103,18 +113,20 @@ __device__ __forceinline__ void attention_prefill(const PrefillInput& in,
 
   const int wave_first = position_of(wave_row);
   const int wave_last = position_of(wave_row + kTile * kWaveTiles - 1);
-  const int wave_end = wave_row < rows ? wave_last + 1 : 0;
+  const int wave_end = wave_row < rows ? end_of(wave_row + kTile * kWaveTiles - 1) : 0;
+  const int common_end = end_of(wave_row);
   // What this wave's rows, and this block's split of the keys, can see at all: [begin, end).
-  int end = position_of(block_row + kAttentionRows - 1) + 1;
+  int end = end_of(block_row + kAttentionRows - 1);
   int begin = first_visible(position_of(block_row), in.window) / kKeys * kKeys;
-  if (count > 1) {
-    begin = max(begin, split * splits.tokens);
-    end = min(end, (split + 1) * splits.tokens);
+  if (count > 1) {  // the first one begins with what the first new token sees
+    const int first = first_visible(first_position, in.window) / kKeys * kKeys;
+    begin = max(begin, first + split * splits.tokens);
+    end = min(end, first + (split + 1) * splits.tokens);
   }
 
   const half* query_rows[kWaveTiles][MatrixUnit::kQueryRows];
   typename MatrixUnit::B queries[kWaveTiles][kKeepsQueries ? kDimTiles : 1];
-  int position[kWaveTiles][kLaneColumns];
+  SeenKeys seen[kWaveTiles][kLaneColumns];
 #pragma unroll
   for (int tile = 0; tile < kWaveTiles; ++tile) {
     for (int i = 0; i < MatrixUnit::kQueryRows; ++i) {
@@ -126,8 +138,8 @@ __device__ __forceinline__ void attention_prefill(const PrefillInput& in,
       queries[tile][dim] = MatrixUnit::load_query(query_rows[tile], dim * kTile);
     }
     for (int lane_column = 0; lane_column < kLaneColumns; ++lane_column) {
-      position[tile][lane_column] =
-          position_of(wave_row + tile * kTile + MatrixUnit::column(lane_column));
+      const int row = wave_row + tile * kTile + MatrixUnit::column(lane_column);
+      seen[tile][lane_column] = {first_visible(position_of(row), in.window), end_of(row)};
     }
   }
 
@@ -175,12 +187,11 @@ __device__ __forceinline__ void attention_prefill(const PrefillInput& in,
         }
       }
       // Tiles that all rows see in full need no mask.
-      const bool masked =
-          base + kKeys > wave_first + 1 || base < first_visible(wave_last, in.window);
+      const bool masked = base + kKeys > common_end || base < first_visible(wave_last, in.window);
 #pragma unroll
       for (int tile = 0; tile < kWaveTiles; ++tile) {
         if (in.rule.softcap > 0.0f) cap_scores(scores[tile], in.rule);
-        if (masked) mask_scores(scores[tile], position[tile], base, in.window);
+        if (masked) mask_scores(scores[tile], seen[tile], base);
         softmax[tile].add(scores[tile], factor);
 #pragma unroll
         for (int key = 0; key < kKeyTiles; ++key)
@@ -279,37 +290,53 @@ __device__ __forceinline__ void attend(const PrefillInput& in,
 // RF_VALUES_IN_KEYS whether v_cache is k_cache, with values as the end of its rows.
 #define RF_NAME(kind, head) rf_attention_prefill_##kind##_##head
 
-#define RF_ATTENTION_PREFILL_F16(head)                                                           \
-  extern "C" __global__ __launch_bounds__(rf::kPrefillThreads) void RF_NAME(f16, head)(          \
-      const rf::half* __restrict__ q, const rf::half* __restrict__ k_cache,                      \
-      const rf::half* __restrict__ v_cache, const int32_t* __restrict__ block_table,             \
-      const int32_t* __restrict__ sequences, const int32_t* __restrict__ query_start,            \
-      const int32_t* __restrict__ context_len, const float* __restrict__ sinks,                  \
-      float* __restrict__ out_f32, rf::half* __restrict__ out_f16, float* __restrict__ partial,  \
-      float* __restrict__ partial_ml, int32_t splits, int32_t split_tokens,                      \
-      int32_t blocks_per_sequence, int32_t heads, int32_t kv_heads, int32_t window, float scale, \
-      float softcap) {                                                                           \
-    rf::attend<rf::half, RF_KEY_DIM, RF_VALUE_DIM, RF_VALUES_IN_KEYS>(                           \
-        {q, sequences, query_start, context_len, sinks, heads, window, {scale, softcap}},        \
-        {k_cache, v_cache, nullptr, nullptr, block_table, blocks_per_sequence, kv_heads},        \
-        {partial, partial_ml, splits, split_tokens}, out_f32, out_f16);                          \
+#define RF_ATTENTION_PREFILL_F16(head)                                                             \
+  extern "C" __global__ __launch_bounds__(rf::kPrefillThreads) void RF_NAME(f16, head)(            \
+      const rf::half* __restrict__ q, const rf::half* __restrict__ k_cache,                        \
+      const rf::half* __restrict__ v_cache, const int32_t* __restrict__ block_table,               \
+      const int32_t* __restrict__ sequences, const int32_t* __restrict__ query_start,              \
+      const int32_t* __restrict__ context_len, const int32_t* __restrict__ seen_ends,              \
+      const float* __restrict__ sinks, float* __restrict__ out_f32,                                \
+      rf::half* __restrict__ out_f16, float* __restrict__ partial, float* __restrict__ partial_ml, \
+      int32_t splits, int32_t split_tokens, int32_t blocks_per_sequence, int32_t heads,            \
+      int32_t kv_heads, int32_t window, float scale, float softcap) {                              \
+    rf::attend<rf::half, RF_KEY_DIM, RF_VALUE_DIM, RF_VALUES_IN_KEYS>(                             \
+        {q,                                                                                        \
+         sequences,                                                                                \
+         query_start,                                                                              \
+         context_len,                                                                              \
+         seen_ends,                                                                                \
+         sinks,                                                                                    \
+         heads,                                                                                    \
+         window,                                                                                   \
+         {scale, softcap}},                                                                        \
+        {k_cache, v_cache, nullptr, nullptr, block_table, blocks_per_sequence, kv_heads},          \
+        {partial, partial_ml, splits, split_tokens}, out_f32, out_f16);                            \
   }
 
-#define RF_ATTENTION_PREFILL_INT8(head)                                                          \
-  extern "C" __global__ __launch_bounds__(rf::kPrefillThreads) void RF_NAME(int8, head)(         \
-      const rf::half* __restrict__ q, const int8_t* __restrict__ k_cache,                        \
-      const int8_t* __restrict__ v_cache, const float* __restrict__ k_scale,                     \
-      const float* __restrict__ v_scale, const int32_t* __restrict__ block_table,                \
-      const int32_t* __restrict__ sequences, const int32_t* __restrict__ query_start,            \
-      const int32_t* __restrict__ context_len, const float* __restrict__ sinks,                  \
-      float* __restrict__ out_f32, rf::half* __restrict__ out_f16, float* __restrict__ partial,  \
-      float* __restrict__ partial_ml, int32_t splits, int32_t split_tokens,                      \
-      int32_t blocks_per_sequence, int32_t heads, int32_t kv_heads, int32_t window, float scale, \
-      float softcap) {                                                                           \
-    rf::attention_prefill<int8_t, RF_KEY_DIM, RF_VALUE_DIM, RF_VALUES_IN_KEYS>(                  \
-        {q, sequences, query_start, context_len, sinks, heads, window, {scale, softcap}},        \
-        {k_cache, v_cache, k_scale, v_scale, block_table, blocks_per_sequence, kv_heads},        \
-        {partial, partial_ml, splits, split_tokens}, out_f32, out_f16);                          \
+#define RF_ATTENTION_PREFILL_INT8(head)                                                            \
+  extern "C" __global__ __launch_bounds__(rf::kPrefillThreads) void RF_NAME(int8, head)(           \
+      const rf::half* __restrict__ q, const int8_t* __restrict__ k_cache,                          \
+      const int8_t* __restrict__ v_cache, const float* __restrict__ k_scale,                       \
+      const float* __restrict__ v_scale, const int32_t* __restrict__ block_table,                  \
+      const int32_t* __restrict__ sequences, const int32_t* __restrict__ query_start,              \
+      const int32_t* __restrict__ context_len, const int32_t* __restrict__ seen_ends,              \
+      const float* __restrict__ sinks, float* __restrict__ out_f32,                                \
+      rf::half* __restrict__ out_f16, float* __restrict__ partial, float* __restrict__ partial_ml, \
+      int32_t splits, int32_t split_tokens, int32_t blocks_per_sequence, int32_t heads,            \
+      int32_t kv_heads, int32_t window, float scale, float softcap) {                              \
+    rf::attention_prefill<int8_t, RF_KEY_DIM, RF_VALUE_DIM, RF_VALUES_IN_KEYS>(                    \
+        {q,                                                                                        \
+         sequences,                                                                                \
+         query_start,                                                                              \
+         context_len,                                                                              \
+         seen_ends,                                                                                \
+         sinks,                                                                                    \
+         heads,                                                                                    \
+         window,                                                                                   \
+         {scale, softcap}},                                                                        \
+        {k_cache, v_cache, k_scale, v_scale, block_table, blocks_per_sequence, kv_heads},          \
+        {partial, partial_ml, splits, split_tokens}, out_f32, out_f16);                            \
   }
 
 RF_ATTENTION_PREFILL_F16(RF_HEAD)

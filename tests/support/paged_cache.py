@@ -30,6 +30,8 @@ class AttentionCase:
     softcap: float | None = None
     value_dim: int | None = None
     sinks: tuple[float, ...] | None = None  # of each head
+    # Of each sequence, positions of rows that see each other both ways; None: there are none.
+    images: tuple[range, ...] | None = None
 
     @property
     def head(self) -> HeadSize:
@@ -67,6 +69,14 @@ class PagedBatch:
         self.positions = np.concatenate(
             [np.arange(c - new, c, dtype=np.int32) for c, new in case.sequences]
         )
+        self.seen_ends: npt.NDArray[np.int32] | None = None
+        if case.images is not None:
+            self.seen_ends = self.positions + np.int32(1)
+            for start, (context, new), image in zip(
+                self.query_start.tolist(), case.sequences, case.images, strict=False
+            ):
+                first = start + max(image.start - (context - new), 0)
+                self.seen_ends[first : start + image.stop - (context - new)] = image.stop
         order = iter(random.permutation(sum(blocks) + 1))
         self.block_table = np.zeros((len(blocks), max(blocks) + 1), np.int32)
         for row, count in zip(self.block_table, blocks, strict=True):
@@ -118,6 +128,7 @@ class PagedBatch:
             softcap=self.case.softcap,
             window=self.case.window,
             sinks=self.sinks,
+            seen_ends=self.seen_ends,
         )
         return result
 

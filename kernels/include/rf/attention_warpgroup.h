@@ -67,6 +67,10 @@ class WarpgroupAttention {
     const auto position_of = [&](int row) __attribute__((always_inline)) {
       return first_position + min(row, rows - 1) / group;
     };
+    const auto end_of = [&](int row) __attribute__((always_inline)) {
+      const int token = min(row, rows - 1) / group;
+      return in.seen_ends ? in.seen_ends[query_start + token] : first_position + token + 1;
+    };
     const auto head_of = [&](int row)
                              __attribute__((always_inline)) {  // of all heads of all tokens
                                const int64_t token = query_start + row / group;
@@ -76,18 +80,21 @@ class WarpgroupAttention {
       return wave_row + lane_id() / 4 + 8 * r;
     };
 
-    const int first = position_of(first_row);
+    const int common_end = end_of(first_row);
     const int last = position_of(first_row + 63);
-    int end = position_of(block_row + kAttentionRows - 1) + 1;
+    int end = end_of(block_row + kAttentionRows - 1);
     int begin = first_visible(position_of(block_row), in.window) / kKeys * kKeys;
-    if (count > 1) {
-      begin = max(begin, split * splits.tokens);
-      end = min(end, (split + 1) * splits.tokens);
+    if (count > 1) {  // the first one begins with what the first new token sees
+      const int first = first_visible(first_position, in.window) / kKeys * kKeys;
+      begin = max(begin, first + split * splits.tokens);
+      end = min(end, first + (split + 1) * splits.tokens);
     }
     const auto query = [&](int row) __attribute__((always_inline)) {
       return in.q + head_of(min(row, rows - 1)) * kHeadDim;
     };
-    const int position[2] = {position_of(row_of(0)), position_of(row_of(1))};
+    const int seen_begin[2] = {first_visible(position_of(row_of(0)), in.window),
+                               first_visible(position_of(row_of(1)), in.window)};
+    const int seen_end[2] = {min(end_of(row_of(0)), end), min(end_of(row_of(1)), end)};
     const SwizzledTile<kAttentionRows> query_tile{lds.queries};
     const uint64_t own_queries =
         warpgroup::behind(query_tile.descriptor(), (first_row - block_row) * 128);
@@ -141,16 +148,15 @@ class WarpgroupAttention {
             score = in.rule.capped(score * in.rule.scale) / in.rule.scale;
         }
       }
-      const bool is_cut = base + kKeys > min(first + 1, end);
+      const bool is_cut = base + kKeys > min(common_end, end);
       if (is_cut || base < first_visible(last, in.window)) {
 #pragma unroll
         for (int tile = 0; tile < kKeys / kTile; ++tile) {
 #pragma unroll
           for (int i = 0; i < 8; ++i) {
-            const int own = position[i / 2 % 2];
+            const int row = i / 2 % 2;
             const int key = base + tile * kTile + i / 4 * 8 + lane_id() % 4 * 2 + i % 2;
-            if (key > own || key >= end || key < first_visible(own, in.window))
-              scores[tile].value[i] = -kInfinity;
+            if (key >= seen_end[row] || key < seen_begin[row]) scores[tile].value[i] = -kInfinity;
           }
         }
       }

@@ -266,7 +266,8 @@ GEMMA3: Final = TinyTower(
         "vision_config": {
             "model_type": "siglip_vision_model",
             **_VISION,
-            "hidden_size": 144,
+            "hidden_size": 288,
+            "num_attention_heads": 4,
             "intermediate_size": 176,
             "image_size": 112,
             "patch_size": 14,

@@ -45,6 +45,7 @@ def prefill(
         device.upload(batch.block_table, "block_table"),
         *on_device,
         device.upload(batch.context_len),
+        None if batch.seen_ends is None else device.upload(batch.seen_ends, "seen_ends"),
         *(sinks, out, out_f16, partial, partial_ml, splits, split_tokens or 0),
         *(batch.block_table.shape[1], case.heads, case.kv_heads),
         *(case.window or 0, case.scale, case.softcap or 0.0),
@@ -175,6 +176,42 @@ def test_splits_of_the_smallest_and_the_largest_heads(device: Device, head_dim: 
 def test_splits_with_sinks_windows_and_caps(device: Device) -> None:
     """The windows of the last rows begin behind the first split."""
     case = AttentionCase(((200, 90),), group=3, window=70, softcap=9.0, sinks=(1.0, 7.0, -2.0))
+    assert_right(device, case, split_tokens=64)
+
+
+IMAGES = {
+    "in_a_tile_of_keys": (((100, 40),), (range(70, 90),)),
+    "over_tiles_of_keys_and_waves": (((200, 190),), (range(50, 180),)),
+    "from_the_first_to_the_last_row": (((150, 150),), (range(150),)),
+    "whose_beginning_is_cached": (((200, 90),), (range(40, 170),)),
+    "in_some_sequences": (((90, 60), (33, 1), (70, 70)), (range(35, 80), range(0), range(2, 66))),
+}
+
+
+@pytest.mark.parametrize("window", [None, 20, 100])
+@pytest.mark.parametrize(("sequences", "images"), IMAGES.values(), ids=IMAGES.keys())
+def test_images_whose_rows_see_each_other_both_ways(
+    device: Device,
+    sequences: tuple[tuple[int, int], ...],
+    images: tuple[range, ...],
+    window: int | None,
+) -> None:
+    case = AttentionCase(sequences, kv_heads=1, group=2, window=window, images=images)
+    assert_right(device, case)
+
+
+@pytest.mark.parametrize("head_dim", [128, 256])
+def test_images_with_large_heads_an_int8_cache_and_a_cap(device: Device, head_dim: int) -> None:
+    case = AttentionCase(
+        ((150, 120),), head_dim=head_dim, group=2, softcap=9.0, window=40, images=(range(40, 140),)
+    )
+    assert_right(device, case, int8=True)
+
+
+@pytest.mark.parametrize("window", [None, 30])
+def test_splits_of_the_keys_of_images(device: Device, window: int | None) -> None:
+    """One split is seen by nothing but what stands before it in an image."""
+    case = AttentionCase(((300, 180),), group=2, window=window, images=(range(130, 290),))
     assert_right(device, case, split_tokens=64)
 
 

@@ -143,7 +143,7 @@ def test_gemma_3_has_had_other_names_for_the_same_weights(tmp_path: Path) -> Non
     with open_checkpoint(path) as checkpoint:
         assert checkpoint.tower is not None
         expected = {name: each.to_float32() for name, each in checkpoint.tower.weights.items()}
-    unused = {"model.vision_tower.head.probe": np.zeros((1, 1, 144), np.float32)}
+    unused = {"model.vision_tower.head.probe": np.zeros((1, 1, 288), np.float32)}
     write_safetensors(path / "model.safetensors", weights | unused)
     with open_checkpoint(path) as checkpoint:
         assert checkpoint.tower is not None

@@ -58,5 +58,5 @@ CACHED_HEADS: Final = (
 )
 """Of attention over the cache."""
 
-FULL_HEADS: Final = tuple(HeadSize(size, size) for size in (32, 64, 128, 256))
-"""Of attention to all of a prompt, in an encoder."""
+FULL_HEADS: Final = tuple(HeadSize(size, size) for size in (32, 64, 80, 128, 256))
+"""Of attention to all of a prompt, in an encoder; 80 for SigLIP's of 72 (`weights.fitting`)."""

@@ -114,6 +114,7 @@ def rf_attention_prefill(
     sequences: Pointer,
     query_start: Pointer,
     context_len: Pointer,
+    seen_ends: Pointer | None,
     sinks: Pointer | None,
     out: FloatForms,
     partial: Pointer | None,

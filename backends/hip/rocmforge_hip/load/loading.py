@@ -48,6 +48,7 @@ from rocmforge_hip.run.runner import HipRunner
 from rocmforge_hip.run.traffic import StepReads, copy_bandwidth
 from rocmforge_hip.run.variant_choice import ChoiceFile, StepVariants
 from rocmforge_hip.run.variants import measure_variants
+from rocmforge_hip.weights.fitting import fit_tower
 from rocmforge_hip.weights.placement import Planned, PlannedMatrix, plan_weights, storages
 from rocmforge_hip.weights.shard import Shard
 from rocmforge_hip.weights.shared import join_shared
@@ -305,9 +306,9 @@ def _read(
             "An encoder runs on one device; leave tensor_parallel at 1, not "
             f"{options.tensor_parallel}."
         )
+    config, tensors = fit_tower(config, take(config, checkpoint.weights), FULL_HEADS)
     check_sizes(config, CACHED_HEADS if config.causal else FULL_HEADS)
     check_adapters(config, adapters)
-    tensors = take(config, checkpoint.weights)
     check_sinks(config, tensors)
     if shard is not None:
         shard.check(config, tensors)

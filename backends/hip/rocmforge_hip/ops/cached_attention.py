@@ -384,8 +384,10 @@ class CachedAttention:
         tiles = ceil_div(shape.longest_prefill * group, ATTENTION_ROWS)
         head_blocks = own.kv_heads * ceil_div(layer.value_dim, ATTENTION_VALUES)
         context = shape.blocks * BLOCK_TOKENS
+        if spec.window is not None:  # splits begin with a tile that the first new token sees
+            context = min(context, spec.window + shape.longest_prefill + ATTENTION_ROWS)
         split = self._geometry.prefill_splits(
-            context if spec.window is None else min(context, spec.window),
+            context,
             tiles * head_blocks * shape.prefills,
             shape.tokens * layer.num_heads,
             own.prefills_at_once,
@@ -403,6 +405,7 @@ class CachedAttention:
             sequences=inputs.prefills,
             query_start=inputs.query_start,
             context_len=inputs.context_len,
+            seen_ends=inputs.seen_ends if shape.both_ways else None,
             sinks=sinks,
             out=out,
             partial=partial,

@@ -121,7 +121,7 @@ class Geometry:
         """Splits that fill the device where the queries of a step alone leave it idle.
 
         Args:
-            context: Tokens of the longest sequence.
+            context: Tokens of the longest sequence that its new ones see.
             blocks: Thread blocks of a split.
             rows: Results of a split: tokens of the step times heads.
             blocks_per_cu: Thread blocks that a compute unit runs at once; 0 = no splits.

@@ -75,6 +75,7 @@ class StepShape:
     window_groups: int = 0  # of layers, with block tables of their own
     has_axes: bool = False  # positions have several, and `rope_rows` says what tokens rotate by
     has_places: bool = False  # of patches, between those of a table
+    both_ways: bool = False  # some tokens see others behind them
     predictor: PredictorUse = PredictorUse.NONE
 
 
@@ -167,6 +168,7 @@ class StepArrays(Generic[X]):
     context_len: X  # int32 [S]
     decodes: X  # int32 [S], the sequences with one new token
     prefills: X  # int32 [S], the sequences with several, those that are `chunked` last
+    seen_ends: X  # int32 [T], as `StepInput.seen_ends`; or empty
     state_reads: X  # int32 [S], NO_SLOT of padding, and in models without states
     state_writes: X  # int32 [T], the same
     checked_start: X  # int32 [checked + 1], as query_start, of `StepShape.checked`; or empty
@@ -218,6 +220,7 @@ def _specs(shape: StepShape, lists: ListSizes) -> StepArrays[ArraySpec]:
         context_len=a_sequence,
         decodes=a_sequence,
         prefills=a_sequence,
+        seen_ends=spec((tokens if shape.both_ways else 0,), "i4"),
         state_reads=a_sequence,
         state_writes=a_token,
         checked_start=spec((shape.checked + 1 if shape.checked else 0,), "i4"),
@@ -357,6 +360,7 @@ def _contents(
         context_len=(step.context_len, 0),
         decodes=(np.concatenate((decodes, padding)), 0),
         prefills=(prefills, 0),
+        seen_ends=(step.seen_ends, 0),
         state_reads=(whole.state_reads, NO_SLOT),
         state_writes=(whole.state_writes, NO_SLOT),
         checked_start=(whole.query_start, int(whole.query_start[-1])),

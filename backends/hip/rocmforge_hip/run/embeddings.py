@@ -46,7 +46,7 @@ class RowStaging:
         """Takes the rows of a step that is not larger than the largest; None if it has none.
 
         Args:
-            rows: [E, parts * features].
+            rows: [E, parts * features], or less than one part, behind which there are zeros then.
             tokens: [E], of the step, in ascending order.
             lane: Of the step.
 
@@ -57,15 +57,21 @@ class RowStaging:
         if not count:
             return None
         most_rows, features = self._shape
-        parts = rows.shape[1] // features
-        assert rows.shape == (count, parts * features), "rows of another model"
+        own = rows.shape[1]
+        parts = max(1, own // features)
+        assert len(rows) == count, "a row for each token"
+        assert own == parts * features or own < features, "rows of another model"
         assert parts <= self._most_parts, "rows of another model"
         size = self._dtype.itemsize
         if lane not in self._buffers:
             most = most_rows * features * size * self._most_parts
             self._buffers[lane] = self._device.memory.pinned(most, "embeddings of a step")
         buffer = self._buffers[lane]
-        by_part = buffer.bytes[: rows.size * size].view(self._dtype).reshape(parts, count, features)
-        by_part[:] = rows.reshape(count, parts, features).swapaxes(0, 1)
+        staged = buffer.bytes[: parts * count * features * size].view(self._dtype)
+        by_part = staged.reshape(parts, count, features)
+        if own < features:
+            by_part[0, :, :own], by_part[0, :, own:] = rows, 0
+        else:
+            by_part[:] = rows.reshape(count, parts, features).swapaxes(0, 1)
         driver, stream = self._device.driver, self._device.stream
         return StagedRows(driver, stream, buffer.address, tokens, parts)

@@ -303,7 +303,6 @@ class HipRunner:
         if self._copies is not None:
             self._copies.before_step(step)
         assert len(step.window_tables) == self._info.window_groups, "a table for each group"
-        assert not len(step.seen_ends), "tokens that see others behind them"
         whole, step = step, as_decodes(step, self._limits.sequences)
         needs = SamplingNeeds.of(step.sampling)
         bucket = self._bucket(step, whole)
@@ -550,4 +549,5 @@ def exact_shape(
         window_groups=len(step.window_tables),
         has_axes=has_axes,
         has_places=len(step.place_ids) > 0,
+        both_ways=len(step.seen_ends) > 0,
     )

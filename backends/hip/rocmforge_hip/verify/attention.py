@@ -94,6 +94,12 @@ def groups() -> Iterator[Group]:
         recipe = Recipe(kv_dtype=kv_dtype, sinks=kv_dtype == "f16", least_prefill_split=64)
         name = f"{kv_dtype}, heads of {recipe.head_dim}"
         yield Group(recipe, (Case("split prefill attention", name, PREFILL, _split),))
+        recipe = replace(recipe, sinks=False, window=130)
+        seeing = (
+            Case("split prefill attention", f"{name}, with windows", PREFILL, _split),
+            Case("prefill attention", f"{name}, both ways", PREFILL, _both_ways),
+        )
+        yield Group(recipe, seeing)
 
     for head_dim in (head.key_dim for head in FULL_HEADS):
         for architecture, window, seen in (
@@ -321,30 +327,49 @@ def _split(bench: Workbench) -> float:
     return _attend(bench, _SPLIT)
 
 
-def _attend(bench: Workbench, new: tuple[int, ...]) -> float:
+def _both_ways(bench: Workbench) -> float:
+    """Attends from chunks with rows of an image, as long as there are tokens for it."""
+    ends = []
+    for context, count in zip(CONTEXTS, _SPLIT, strict=True):
+        own = np.arange(context - count, context, dtype=np.int32) + 1
+        own[3:25] = own[3:25].max(initial=0)
+        ends.append(own)
+    return _attend(bench, _SPLIT, ends)
+
+
+def _attend(
+    bench: Workbench, new: tuple[int, ...], ends: Sequence[npt.NDArray[np.int32]] | None = None
+) -> float:
     stored, sinks = _fill_cache(bench), present(bench.model.weights.layers[0].attention).sinks
-    step, q, queries = last_queries(bench, new)
+    step, q, queries = last_queries(bench, new, ends)
     got = bench.result(bench.model.ops.attention(step, q, bench.spec, sinks))
-    wanted = _attended(bench, stored, list(zip(CONTEXTS, new, strict=False)), queries)
+    wanted = _attended(bench, stored, list(zip(CONTEXTS, new, strict=False)), queries, ends)
     return error(got.reshape(wanted.shape), wanted)
 
 
-def last_queries(bench: Workbench, new: tuple[int, ...]) -> tuple[DeviceStep, Activation, Float64]:
+def last_queries(
+    bench: Workbench, new: tuple[int, ...], ends: Sequence[npt.NDArray[np.int32]] | None = None
+) -> tuple[DeviceStep, Activation, Float64]:
     """Returns a step of the last `new` tokens of each sequence, and their random queries."""
     sizes = bench.config.layers[0]
     queries = np.random.default_rng(4).standard_normal((sum(new), sizes.num_heads, sizes.key_dim))
     halves = queries.astype(np.float16)
     q = bench.activation(bench.model.arena.rotated, halves.reshape(len(halves), -1))
     chunks = list(zip(CONTEXTS, new, blocks_of(CONTEXTS), strict=False))
-    return bench.step(chunks), q, halves.astype(np.float64)
+    seen_ends = () if ends is None else np.concatenate(ends).tolist()
+    return bench.step(chunks, seen_ends=seen_ends), q, halves.astype(np.float64)
 
 
 def _attended(
-    bench: Workbench, stored: _Stored, new: Sequence[tuple[int, int]], queries: Float64
+    bench: Workbench,
+    stored: _Stored,
+    new: Sequence[tuple[int, int]],
+    queries: Float64,
+    ends: Sequence[npt.NDArray[np.int32]] | None = None,
 ) -> Float64:
     own = present(bench.weights.layers[0].attention).sinks
     scores = None if own is None else values_of(own)
-    return attended(bench, stored.keys, stored.values, new, queries, scores)
+    return attended(bench, stored.keys, stored.values, new, queries, scores, ends)
 
 
 def attended(
@@ -354,6 +379,7 @@ def attended(
     new: Sequence[tuple[int, int]],
     queries: Float64,
     scores: Float64 | None = None,
+    ends: Sequence[npt.NDArray[np.int32]] | None = None,
 ) -> Float64:
     """Returns what queries [T, heads, key_dim] get, the last ones of sequences in the cache.
 
@@ -364,10 +390,11 @@ def attended(
         new: Tokens of each sequence, and how many of the last ones attend.
         queries: Rotated.
         scores: Of sinks, if there are any.
+        ends: Of each sequence, behind the last key that each token sees; None for its own.
     """
     spec = bench.spec
     wanted, start, row = [], 0, 0
-    for context, count in new:
+    for index, (context, count) in enumerate(new):
         seen = slice(start, start + context)
         wanted.append(
             oracle.attention(
@@ -378,6 +405,7 @@ def attended(
                 softcap=spec.softcap,
                 window=spec.window,
                 sinks=scores,
+                ends=None if ends is None else ends[index],
             )
         )
         start, row = start + context, row + count

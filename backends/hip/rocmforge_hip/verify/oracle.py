@@ -126,6 +126,7 @@ def attention(
     causal: bool = True,
     slopes: Sequence[float] = (),
     sinks: Float64 | None = None,
+    ends: npt.NDArray[np.int32] | None = None,
 ) -> Float64:
     """Returns the attention of one sequence's last tokens.
 
@@ -139,6 +140,7 @@ def attention(
         causal: Whether a token sees none after it.
         slopes: What the scores of each head lose for a token of distance.
         sinks: Of each head, a score that takes its part of the softmax and has no value.
+        ends: Behind the last key that each token sees, [new]; None for its own, if causal.
     """
     group = q.shape[1] // keys.shape[1]
     keys, values = np.repeat(keys, group, axis=1), np.repeat(values, group, axis=1)
@@ -149,8 +151,10 @@ def attention(
     for head, slope in enumerate(slopes):
         scores[head] -= slope * np.abs(before)
     hidden = (before < 0) & causal
+    if ends is not None:
+        hidden = np.arange(len(keys)) >= ends[:, None]
     if window is not None:
-        hidden |= np.abs(before) >= window
+        hidden |= (before if causal else np.abs(before)) >= window
     scores = np.where(hidden, -np.inf, scores)
     if sinks is None:
         sinks = np.full(q.shape[1], -np.inf)

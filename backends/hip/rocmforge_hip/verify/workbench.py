@@ -221,6 +221,7 @@ class Workbench:
         ranges: Sequence[tuple[int, int]] = (),
         adapters: Sequence[int] = (),
         places: tuple[Array, Array] = (np.zeros((0, 4)), np.zeros((0, 4))),
+        seen_ends: Sequence[int] = (),
     ) -> DeviceStep:
         """Returns a step on the device.
 
@@ -234,6 +235,7 @@ class Workbench:
             ranges: Whose hidden states are added up.
             adapters: Of each sequence, if any has one.
             places: The rows and the shares of a table of positions, [T, 4] each, of a tower.
+            seen_ends: Of each token, if some see others behind them.
         """
         sampling = sampling or greedy(len(rows))
         step = replace(
@@ -241,6 +243,7 @@ class Workbench:
             adapters=np.array(adapters, np.int32),
             place_ids=places[0].astype(np.int32),
             place_shares=places[1].astype(np.float32),
+            seen_ends=np.array(seen_ends, np.int32),
         )
         shape = exact_shape(step)
         layout = StepLayout(shape, ListSizes.of(step.sampling))

@@ -1,0 +1,147 @@
+"""Towers whose sizes no kernel has, with zeros behind what they have: each number stays as it is.
+
+Heads become as large as the next size that there are kernels for: zeros in queries and keys add
+nothing to a score, and zeros in values meet columns of zeros. So do the features within networks,
+GELU of which is zero, and the numbers of a patch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from rocmforge.checkpoint.formats import FORMATS
+from rocmforge.checkpoint.tensor import Derived, Tensor
+from rocmforge.models.blocks import ModelWeights, WeightPlace
+from rocmforge.models.config import LayerConfig, ModelConfig
+from rocmforge.models.weights import map_places
+from rocmforge_hip.device.constants import QUANT_BLOCK
+from rocmforge_hip.device.heads import HeadSize
+from rocmforge_hip.weights.formats import round_up
+
+Places = npt.NDArray[np.intp]
+_NOTHING: Final = -1
+
+
+class PaddedTensor(Derived):
+    """A matrix or a vector with zeros between what another has: made when its data are asked for.
+
+    Elements that are stored in blocks become float16.
+    """
+
+    __slots__ = ("columns", "original", "rows")
+
+    original: Tensor
+    rows: Places | None
+    columns: Places
+
+    def __init__(self, original: Tensor, rows: Places | None, columns: Places) -> None:
+        """Makes it.
+
+        Args:
+            original: Of one or two axes.
+            rows: Of each row, that of the original, or -1 for zeros; None of a vector.
+            columns: The same of columns, or of the elements of a vector.
+        """
+        shape = (len(columns),) if rows is None else (len(rows), len(columns))
+        plain = original.format.block_size == 1
+        self._set(f"{original.name}, padded", shape, original.format if plain else FORMATS["f16"])
+        for field, value in (("original", original), ("rows", rows), ("columns", columns)):
+            object.__setattr__(self, field, value)
+
+    @property
+    def data(self) -> npt.NDArray[np.uint8]:
+        """The stored data, in new memory."""
+        original, element = self.original, self.format.block_bytes
+        stored = original.data
+        if original.format is not self.format:
+            stored = np.ascontiguousarray(original.to_float32(), "<f2").view(np.uint8)
+        elements = stored.reshape(-1, original.shape[-1], element)
+        rows = np.zeros(1, np.intp) if self.rows is None else self.rows
+        found = np.zeros((len(rows), len(self.columns), element), np.uint8)
+        has_row, has_column = rows != _NOTHING, self.columns != _NOTHING
+        picked = elements[rows[has_row]][:, self.columns[has_column]]
+        found[np.ix_(has_row, has_column)] = picked
+        return found.reshape(*self.shape[:-1], -1)
+
+    def slice(self, axis: int, start: int, stop: int) -> Tensor:
+        """Returns `start:stop` along an axis; see `Tensor.slice`."""
+        rows, columns = self.rows, self.columns
+        if axis % len(self.shape) == len(self.shape) - 1:
+            return PaddedTensor(self.original, rows, columns[start:stop])
+        assert rows is not None, "a vector has one axis"
+        return PaddedTensor(self.original, rows[start:stop], columns)
+
+
+def fit_tower(
+    config: ModelConfig, weights: ModelWeights[Tensor], heads: Sequence[HeadSize]
+) -> tuple[ModelConfig, ModelWeights[Tensor]]:
+    """Returns a tower that kernels fit, and its weights; any other model as it is.
+
+    Args:
+        config: Of the model.
+        weights: Its own.
+        heads: The sizes of heads that there are kernels for. Larger ones than all are left alone.
+    """
+    tower = config.tower
+    if tower is None:
+        return config, weights
+    old = config.layers
+    new = tuple(_fitted(layer, heads) for layer in old)
+    features = round_up(tower.patch_features, QUANT_BLOCK)
+
+    def padded(place: WeightPlace, tensor: Tensor) -> Tensor:
+        if place.name == "patches.matrix":
+            return _pad(tensor, columns=(tower.patch_features, features))
+        if place.layer is None:
+            return tensor
+        before, after = old[place.layer], new[place.layer]
+        head = before.key_dim, after.key_dim
+        inner = before.intermediate_size, after.intermediate_size
+        match place.name:
+            case "attention.q" | "attention.k" | "attention.v":
+                return _pad(tensor, rows=head)
+            case "attention.output":
+                return _pad(tensor, columns=head)
+            case "attention.q_bias" | "attention.k_bias" | "attention.v_bias":
+                return _pad(tensor, columns=head)
+            case "feed_forward.up" | "feed_forward.gate":
+                return _pad(tensor, rows=inner)
+            case "feed_forward.up_bias" | "feed_forward.down":
+                return _pad(tensor, columns=inner)
+        return tensor
+
+    fitted = replace(config, layers=new, tower=replace(tower, patch_features=features))
+    return fitted, map_places(weights, padded)
+
+
+def _fitted(layer: LayerConfig, heads: Sequence[HeadSize]) -> LayerConfig:
+    sizes = sorted(head.key_dim for head in heads)
+    head = next((size for size in sizes if size >= layer.key_dim), layer.key_dim)
+    return replace(
+        layer,
+        key_dim=head,
+        value_dim=head,
+        intermediate_size=round_up(layer.intermediate_size, QUANT_BLOCK),
+    )
+
+
+def _pad(
+    tensor: Tensor, *, rows: tuple[int, int] = (1, 1), columns: tuple[int, int] = (1, 1)
+) -> Tensor:
+    """Returns a tensor whose parts of so many rows or columns have more of them."""
+    if rows[0] == rows[1] and columns[0] == columns[1]:
+        return tensor
+    by_row = _places(tensor.shape[0], *rows) if len(tensor.shape) == 2 else None
+    return PaddedTensor(tensor, by_row, _places(tensor.shape[-1], *columns))
+
+
+def _places(count: int, size: int, padded: int) -> Places:
+    """Returns where each element comes from, if each part of `size` becomes one of `padded`."""
+    found = np.full((count // size, padded), _NOTHING, np.intp)
+    found[:, :size] = np.arange(count).reshape(-1, size)
+    return found.reshape(-1)

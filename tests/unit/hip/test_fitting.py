@@ -1,0 +1,64 @@
+"""Sizes of towers that no kernel has become larger, with zeros."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+
+from rocmforge.checkpoint.formats import FORMATS
+from rocmforge.checkpoint.tensor import Tensor, float32_tensor
+from rocmforge.models.weights import take
+from rocmforge.opening import open_checkpoint
+from rocmforge_hip.device.heads import FULL_HEADS
+from rocmforge_hip.weights.fitting import PaddedTensor, fit_tower
+from tests.data.models.tiny_towers import GEMMA3, write_tower_folder
+from tests.support.weights import ggml_type
+
+
+def test_a_tower_gets_the_sizes_that_there_are_kernels_for(tmp_path: Path) -> None:
+    with open_checkpoint(write_tower_folder(GEMMA3, tmp_path / "model")) as checkpoint:
+        assert checkpoint.tower is not None
+        old = checkpoint.tower.config
+        weights = take(old, checkpoint.tower.weights)
+        config, fitted = fit_tower(old, weights, FULL_HEADS)
+        assert {layer.key_dim for layer in config.layers} == {80}
+        assert {layer.value_dim for layer in config.layers} == {80}
+        assert {layer.intermediate_size for layer in config.layers} == {192}
+        assert config.patch_features == 608
+        assert config.layers[0].attention_scale == 72**-0.5
+        layer = fitted.layers[0]
+        assert layer.attention is not None
+        assert layer.attention.q.shape == (320, 288)
+        assert layer.attention.output.shape == (288, 320)
+        found = layer.attention.output.to_float32().reshape(288, 4, 80)
+        before = weights.layers[0].attention
+        assert before is not None
+        np.testing.assert_array_equal(found[..., 72:], 0)
+        expected = before.output.to_float32().reshape(288, 4, 72)
+        np.testing.assert_array_equal(found[..., :72], expected)
+        assert checkpoint.config is fit_tower(checkpoint.config, weights, FULL_HEADS)[0]
+
+
+ROWS = np.array([0, -1, 2, 1], np.intp)
+COLUMNS = np.array([5, -1, *range(34), -1], np.intp)
+
+
+@pytest.mark.parametrize("kind", ["f32", "f16", "q8_0"])
+def test_a_padded_matrix_is_made_of_parts_as_of_the_whole(kind: str) -> None:
+    values = np.random.default_rng(1).standard_normal((3, 64)).astype(np.float32)
+    original = float32_tensor("w", values)
+    if kind != "f32":
+        data = gguf.quants.quantize(values, ggml_type(kind)).view(np.uint8)
+        original = Tensor("w", values.shape, FORMATS[kind], data)
+        values = original.to_float32()
+    expected = np.zeros((4, len(COLUMNS)), np.float32)
+    expected[np.ix_(ROWS >= 0, COLUMNS >= 0)] = values[ROWS[ROWS >= 0]][:, COLUMNS[COLUMNS >= 0]]
+    padded = PaddedTensor(original, ROWS, COLUMNS)
+    rtol = 1e-3 if kind == "q8_0" else 0  # whose elements become halves
+    np.testing.assert_allclose(padded.to_float32(), expected, rtol=rtol, atol=0)
+    part = padded.slice(0, 1, 3).slice(-1, 2, 20)
+    np.testing.assert_allclose(part.to_float32(), expected[1:3, 2:20], rtol=rtol, atol=0)
+    assert part.nbytes == part.data.nbytes
