@@ -9,9 +9,9 @@ inline constexpr int kWideHeadDim = 576;
 struct RopeStoreInput {
   const float *q, *k, *v;        // rows q_stride, k_stride, v_stride apart
   const float *q_norm, *k_norm;  // [key_dim]; null = none
-  const float *cosine, *sine;    // [max_context, rotary_dim / 2]
-  const float* q_gains;          // [max_context], what multiplies queries; null = nothing
-  const int32_t* positions;      // [T]
+  const float *cosine, *sine;    // [rows, rotary_dim / 2]
+  const float* q_gains;          // [rows], what multiplies queries; null = nothing
+  const int32_t* positions;      // [T], rows of these
   const int64_t* slots;          // [T]; negative = a row of padding
   int64_t q_stride, k_stride, v_stride;
   int heads, kv_heads;

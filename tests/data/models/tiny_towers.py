@@ -366,6 +366,8 @@ QWEN35: Final = TinyTower(
     seed=41,
 )
 TOWERS: Final = (SMOLVLM, GEMMA3, QWEN3_VL, QWEN35)
+IN_FILES: Final = (SMOLVLM, GEMMA3, QWEN3_VL)
+"""Those that are written as GGUF files, too: the tower of Qwen 3.5 is as that of Qwen3-VL."""
 
 
 def hf_weights(model: TinyTower) -> Tensors:

@@ -14,6 +14,8 @@ from rocmforge.gguf.checkpoint import open_gguf_checkpoint
 from rocmforge.opening import describe, open_checkpoint
 from tests.data.models.tiny_towers import (
     GEMMA3,
+    IN_FILES,
+    QWEN3_VL,
     SMOLVLM,
     TinyTower,
     write_tower_files,
@@ -22,7 +24,7 @@ from tests.data.models.tiny_towers import (
 
 
 @pytest.mark.parametrize("exchanged", [False, True])
-@pytest.mark.parametrize("model", [SMOLVLM, GEMMA3], ids=lambda model: model.name)
+@pytest.mark.parametrize("model", IN_FILES, ids=lambda model: model.name)
 def test_a_tower_beside_its_model_is_that_of_the_folder(
     model: TinyTower, exchanged: bool, tmp_path: Path
 ) -> None:
@@ -87,6 +89,34 @@ def test_a_tower_that_does_not_fit_is_refused_if_it_was_asked_for(
     with caplog.at_level(logging.WARNING), open_checkpoint(path) as checkpoint:
         assert checkpoint.vision is None, "text is served all the same"
     assert "model.gguf takes no images: " in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"is_deepstack_layers": np.array([True])}, "is_deepstack_layers"),
+        ({"is_deepstack_layers": np.array([True, True, True])}, "missing"),
+        ({"image_min_pixels": 20_000}, "20000 to 16384 pixels"),
+        ({"attention.head_count": 32}, "2 elements of a head do not rotate"),
+        ({"spatial_merge_size": 3}, "shape"),
+    ],
+)
+def test_a_tower_of_qwen_that_does_not_fit_is_refused(
+    tmp_path: Path, keys: dict[str, Any], message: str
+) -> None:
+    path = write_tower_files(QWEN3_VL, tmp_path, **keys)
+    with pytest.raises(RocmForgeError, match=message):
+        open_gguf_checkpoint(path, mmproj=tmp_path / "mmproj-model-f32.gguf")
+
+
+def test_what_a_file_of_qwen_leaves_out_is_as_its_maker_has_it(tmp_path: Path) -> None:
+    without: dict[str, Any] = {"image_min_pixels": None, "image_max_pixels": None}
+    path = write_tower_files(QWEN3_VL, tmp_path, spatial_merge_size=None, **without)
+    with open_checkpoint(path) as checkpoint:
+        assert checkpoint.vision is not None
+        processor = checkpoint.vision.processor
+        assert (processor.least_pixels, processor.most_pixels) == (65_536, 4_194_304)
+        assert processor.merge == 2
 
 
 def test_a_folder_takes_no_other_tower(tmp_path: Path) -> None:

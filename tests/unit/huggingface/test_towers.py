@@ -16,6 +16,7 @@ from rocmforge.opening import describe, open_checkpoint
 from tests.data.models.tiny_towers import (
     GEMMA3,
     PLACEHOLDER,
+    QWEN3_VL,
     SMOLVLM,
     hf_weights,
     write_tower_folder,
@@ -171,3 +172,67 @@ def test_what_gemma_3_cannot_do_is_refused_by_its_name(
 ) -> None:
     with pytest.raises(BadFolder, match=message):
         open_checkpoint(gemma3(tmp_path, processor, **config))
+
+
+def write_qwen(
+    folder: Path,
+    vision: dict[str, Any] | None = None,
+    rope: dict[str, Any] | None = None,
+    **processor: Any,
+) -> Path:
+    """The tiny Qwen3-VL with changes to its tower, its rotation and its processor."""
+    text = QWEN3_VL.config["text_config"]
+    changed = {
+        "vision_config": QWEN3_VL.config["vision_config"] | (vision or {}),
+        "text_config": text | {"rope_parameters": text["rope_parameters"] | (rope or {})},
+    }
+    path = write_tower_folder(QWEN3_VL, folder / "model", **changed)
+    (path / "preprocessor_config.json").write_text(json.dumps(QWEN3_VL.processor | processor))
+    return path
+
+
+def test_a_folder_of_qwen_says_how_it_takes_images(tmp_path: Path) -> None:
+    with open_checkpoint(write_qwen(tmp_path)) as checkpoint:
+        vision, tower = checkpoint.vision, checkpoint.tower
+        assert vision is not None
+        assert tower is not None
+        assert (vision.placeholder, vision.marker) == (PLACEHOLDER, "<|image_pad|>")
+        processor = vision.processor
+        assert (processor.kind, processor.places) == (ProcessorKind.QWEN_VL, 6)
+        assert (processor.least_pixels, processor.most_pixels) == (1024, 16384)
+        assert checkpoint.config.deepstack == 2
+        assert tower.config.output_size == 3 * 128
+        stored = hf_weights(QWEN3_VL)["model.visual.patch_embed.proj.weight"]
+        found = tower.weights["patches.matrix"].to_float32()
+        np.testing.assert_allclose(found, stored.sum(axis=2).reshape(64, 192), rtol=0, atol=1e-6)
+
+
+def test_older_keys_say_the_pixels_of_a_picture(tmp_path: Path) -> None:
+    found = describe(write_qwen(tmp_path, min_pixels=2048, max_pixels=4096)).vision
+    assert found is not None
+    assert (found.processor.least_pixels, found.processor.most_pixels) == (2048, 4096)
+
+
+@pytest.mark.parametrize(
+    ("vision", "rope", "processor", "message"),
+    [
+        ({"out_hidden_size": 64}, {}, {}, "out_hidden_size"),
+        ({"deepstack_visual_indexes": [1, 0]}, {}, {}, "deepstack_visual_indexes"),
+        ({"deepstack_visual_indexes": [3]}, {}, {}, "deepstack_visual_indexes"),
+        ({"num_heads": 3}, {}, {}, "num_attention_heads"),
+        ({}, {}, {"patch_size": 16}, "patch_size"),
+        ({}, {}, {"merge_size": 1}, "merge_size"),
+        ({}, {}, {"size": {"shortest_edge": 9, "longest_edge": 8}}, "size"),
+        ({}, {"mrope_section": [12, 10]}, {}, "mrope_section"),
+        ({}, {"mrope_section": None}, {}, "without positions on several axes"),
+    ],
+)
+def test_what_cannot_be_of_qwen_is_refused_by_its_name(
+    tmp_path: Path,
+    vision: dict[str, Any],
+    rope: dict[str, Any],
+    processor: dict[str, Any],
+    message: str,
+) -> None:
+    with pytest.raises(RocmForgeError, match=message):
+        open_checkpoint(write_qwen(tmp_path, vision, rope, **processor))

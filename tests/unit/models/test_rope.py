@@ -11,7 +11,8 @@ from rocmforge.errors import UnsupportedTensor
 from rocmforge.gguf.checkpoint import read_checkpoint
 from rocmforge.gguf.config import read_config
 from rocmforge.gguf.reader import open_gguf
-from rocmforge.models.rope import RopeTables, load_rope_tables
+from rocmforge.models.config import PositionAxes, RopeConfig, RopeStyle, axes_of_pairs
+from rocmforge.models.rope import RopeTables, load_rope_tables, scaled_frequencies
 from tests.data.models.tiny_models import (
     MODELS,
     by_name,
@@ -74,3 +75,35 @@ def test_a_factor_that_is_not_positive_is_refused(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "model.gguf", gguf_metadata(model), tensors)
     with open_gguf(path) as file, pytest.raises(UnsupportedTensor, match="rope_freqs"):
         load_rope_tables(read_config(file), read_checkpoint(file).rope_factors, 16)
+
+
+@pytest.mark.parametrize("sections", [(24, 20, 20), (11, 11, 10), (3, 3, 2)])
+def test_interleaved_axes_are_those_of_transformers(sections: tuple[int, ...]) -> None:
+    """It overwrites parts of what it has for the first axis."""
+    expected = np.zeros(sum(sections), int)
+    for axis in (1, 2):
+        expected[axis : 3 * sections[axis] : 3] = axis
+    assert axes_of_pairs(sections, PositionAxes.INTERLEAVED) == tuple(expected.tolist())
+
+
+def test_axes_in_sections_follow_each_other() -> None:
+    assert axes_of_pairs((2, 3, 1), PositionAxes.SECTIONS) == (0, 0, 1, 1, 1, 2)
+
+
+def test_a_position_that_is_the_same_on_all_axes_has_the_row_of_the_table(tmp_path: Path) -> None:
+    """To the last bit: so text is computed as if there were no axes."""
+    tables = tables_of("qwen35", tmp_path)
+    assert tables.by_axes is not None
+    positions = np.array([0, 3, 77, 127], np.int32)
+    rows = tables.by_axes.rows(np.repeat(positions[:, None], 3, axis=1))
+    np.testing.assert_array_equal(rows.cos, tables.table.cos[positions])
+    np.testing.assert_array_equal(rows.sin, tables.table.sin[positions])
+
+
+def test_each_axis_of_a_tower_has_the_frequencies_of_a_head_of_its_own() -> None:
+    axes = axes_of_pairs((4, 4), PositionAxes.SECTIONS)
+    rope = RopeConfig(
+        style=RopeStyle.NEOX, rotary_dim=16, theta=100.0, scaling=None, axes=axes, axes_restart=True
+    )
+    own = 100.0 ** (-np.arange(0, 8, 2) / 8)
+    np.testing.assert_allclose(scaled_frequencies(rope, None), [*own, *own])

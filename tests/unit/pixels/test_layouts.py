@@ -6,13 +6,21 @@ import msgspec
 import numpy as np
 import pytest
 
+from rocmforge.errors import InvalidParameter
 from rocmforge.models.vision.config import (
     ProcessorConfig,
     ProcessorKind,
     Resampling,
     VisionConfig,
 )
-from rocmforge.models.vision.image import TileRows, expand, normalised, patch_positions
+from rocmforge.models.vision.image import (
+    TileRows,
+    between_places,
+    expand,
+    normalised,
+    patch_axes,
+    patch_positions,
+)
 from rocmforge.pixels.processors.processing import layout
 
 SMOLVLM = ProcessorConfig(
@@ -90,3 +98,53 @@ def test_pixels_are_scaled_and_normed_by_colour() -> None:
     np.testing.assert_allclose(
         found, [[-1, -1, 1, 1, -1, -1, -1, 3, 0, 0, 1, 1]], rtol=0, atol=1e-6
     )
+
+
+QWEN = ProcessorConfig(
+    kind=ProcessorKind.QWEN_VL,
+    least_pixels=65_536,
+    most_pixels=16_777_216,
+    resampling=Resampling.BICUBIC,
+    patch=16,
+    merge=2,
+    mean=(0.5, 0.5, 0.5),
+    std=(0.5, 0.5, 0.5),
+)
+
+
+@pytest.mark.parametrize(
+    ("width", "height", "rows"),
+    [(1024, 1024, 1024), (640, 480, 300), (10, 10, 64), (8192, 8192, 16384), (200, 1, 114)],
+)
+def test_a_picture_of_qwen_keeps_its_shape(width: int, height: int, rows: int) -> None:
+    found = layout(width, height, QWEN)
+    assert (found.rows, found.columns, found.tile_rows) == (0, 0, (rows,))
+
+
+def test_a_picture_that_is_a_line_is_refused() -> None:
+    with pytest.raises(InvalidParameter, match="more than 200 times"):
+        layout(201, 1, QWEN)
+
+
+@pytest.mark.parametrize(("least", "most"), [(65_536, 16_777_216), (1_000, 1_100), (900, 5_000)])
+def test_no_picture_has_more_patches_than_there_may_be(least: int, most: int) -> None:
+    config = msgspec.structs.replace(QWEN, least_pixels=least, most_pixels=most)
+    rng = np.random.default_rng(1)
+    for width in (1, 2, 31, 33, 300, *rng.integers(1, 16_384, 50).tolist()):
+        for height in (width, -(-width // 200), 200 * width):
+            rows = layout(width, height, config).num_rows
+            assert 4 * rows <= config.most_patches, (width, height)
+
+
+def test_patches_lie_between_the_places_of_a_table_as_interpolation_has_it() -> None:
+    grid, side = (4, 6), 5
+    table = np.random.default_rng(2).random((side, side))
+    axes = patch_axes(grid, 2)
+    assert axes[:6].tolist() == [[0, 0], [0, 1], [1, 0], [1, 1], [0, 2], [0, 3]]
+    ids, shares = between_places(axes, grid, side)
+    found = (table.reshape(-1)[ids] * shares).sum(axis=1)
+    down, right = (np.linspace(0, side - 1, count) for count in grid)
+    places = np.arange(side)
+    by_column = np.array([np.interp(right, places, row) for row in table])
+    expected = np.array([np.interp(down, places, column) for column in by_column.T]).T
+    np.testing.assert_allclose(found, expected[axes[:, 0], axes[:, 1]], rtol=0, atol=1e-6)
