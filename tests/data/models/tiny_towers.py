@@ -360,6 +360,10 @@ QWEN35: Final = TinyTower(
         "vision_config": {
             **{key: value for key, value in _QWEN_VISION.items() if "deepstack" not in key},
             "model_type": "qwen3_5_vision",
+            # Heads of 72, and networks whose size no 32 divides.
+            "hidden_size": 288,
+            "intermediate_size": 176,
+            "num_heads": 4,
         },
     },
     processor=QWEN3_VL.processor,

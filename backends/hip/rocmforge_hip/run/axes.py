@@ -59,7 +59,8 @@ class AxisRows:
             own = np.flatnonzero((positions != positions[:, :1]).any(axis=1))
         places = np.arange(self._first, self._first + len(own), dtype=np.int32)
         rows[own] = places
-        made = self._rotation.rows(positions[own])
+        asked = int(self._rotation.axes.max()) + 1 - positions.shape[1]  # of heads with zeros
+        made = self._rotation.rows(np.pad(positions[own], ((0, 0), (0, max(asked, 0)))))
         staging = (self._cos, made.cos, self._table.cos), (self._sin, made.sin, self._table.sin)
         for waiting, values, target in staging:
             staged = waiting.stage(values, places, lane)

@@ -2,7 +2,8 @@
 
 Heads become as large as the next size that there are kernels for: zeros in queries and keys add
 nothing to a score, and zeros in values meet columns of zeros. So do the features within networks,
-GELU of which is zero, and the numbers of a patch.
+GELU of which is zero, and the numbers of a patch. Where heads rotate, zeros stand behind each of
+their halves: pairs lie half a head apart as before, and those of zeros do not turn.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import numpy.typing as npt
 from rocmforge.checkpoint.formats import FORMATS
 from rocmforge.checkpoint.tensor import Derived, Tensor
 from rocmforge.models.blocks import ModelWeights, WeightPlace
-from rocmforge.models.config import LayerConfig, ModelConfig
+from rocmforge.models.config import LayerConfig, ModelConfig, RopeConfig
 from rocmforge.models.weights import map_places
 from rocmforge_hip.device.constants import QUANT_BLOCK
 from rocmforge_hip.device.heads import HeadSize
@@ -101,13 +102,18 @@ def fit_tower(
             return tensor
         before, after = old[place.layer], new[place.layer]
         head = before.key_dim, after.key_dim
+        rotated = head if config.rope is None else (before.key_dim // 2, after.key_dim // 2)
         inner = before.intermediate_size, after.intermediate_size
         match place.name:
-            case "attention.q" | "attention.k" | "attention.v":
+            case "attention.q" | "attention.k":
+                return _pad(tensor, rows=rotated)
+            case "attention.v":
                 return _pad(tensor, rows=head)
             case "attention.output":
                 return _pad(tensor, columns=head)
-            case "attention.q_bias" | "attention.k_bias" | "attention.v_bias":
+            case "attention.q_bias" | "attention.k_bias":
+                return _pad(tensor, columns=rotated)
+            case "attention.v_bias":
                 return _pad(tensor, columns=head)
             case "feed_forward.up" | "feed_forward.gate":
                 return _pad(tensor, rows=inner)
@@ -115,8 +121,20 @@ def fit_tower(
                 return _pad(tensor, columns=inner)
         return tensor
 
-    fitted = replace(config, layers=new, tower=replace(tower, patch_features=features))
+    rope = None if config.rope is None else _turned(config.rope, new[0].key_dim)
+    ends = replace(tower, patch_features=features)
+    fitted = replace(config, layers=new, tower=ends, rope=rope)
     return fitted, map_places(weights, padded)
+
+
+def _turned(rope: RopeConfig, head: int) -> RopeConfig:
+    """Returns the rotation of padded heads: pairs of zeros belong to an axis on which all is at 0.
+
+    The rotation is by axes, each with frequencies of its own.
+    """
+    assert rope.axes_restart, "of towers that rotate"
+    more = head // 2 - len(rope.axes)
+    return replace(rope, rotary_dim=head, axes=rope.axes + (max(rope.axes) + 1,) * more)
 
 
 def _fitted(layer: LayerConfig, heads: Sequence[HeadSize]) -> LayerConfig:
