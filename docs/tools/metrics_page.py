@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from docs.tools.markdown import code, table
 from rocmforge.api.metrics.fleet import FleetMetrics
-from rocmforge.engine.ipc.status import EngineStats, EngineStatus
+from rocmforge.engine.ipc.status import EngineStats, EngineStatus, ProofStatus
 from rocmforge.engine.ipc.totals import Totals
 from rocmforge.fleet.fleet import Fleet
 from tests.api.fake_engine import RUNNER, FakeEngine, make_model
@@ -35,7 +35,11 @@ class _Engine(FakeEngine):
 
     @property
     def status(self) -> EngineStatus:
-        return replace(super().status, stats=EngineStats(totals=Totals(launches=1)))
+        return replace(
+            super().status,
+            stats=EngineStats(totals=Totals(launches=1)),
+            proof=ProofStatus(is_running=True, problem=None, dropped=(("queue", 1),)),
+        )
 
 
 def text() -> str:

@@ -18,7 +18,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from rocmforge import __version__, settings
+from rocmforge import __version__, served_models, settings
 from rocmforge.arguments import CommandParser, Parser, add_settings, given_settings
 from rocmforge.errors import ConfigurationError, RocmForgeError
 from rocmforge.logs import set_up_logging
@@ -32,6 +32,7 @@ _PLAN = (
     *(*_DEVICE, *_TYPES, "max_context", "max_sequences", "max_batched_tokens", "kv_blocks"),
     *("state_snapshots", "draft_model", "device_experts"),
 )
+_PROOF = ("verify_action", "verify_tolerance", "verify_seconds", "verify_bundles", "verify_prompts")
 _ENGINE = (*_PLAN, "graphs", "prompt_lookup_tokens", "draft_tokens", "step_timeout", "load_timeout")
 _USED: Mapping[str, Sequence[str]] = {
     "serve": tuple(option.name for option in settings.options()),
@@ -295,8 +296,12 @@ def _refuse_useless(
             reason = "needs --plan."
         elif command == "pull" and arguments.anyway and name in _PLAN:
             reason = "changes nothing with --anyway, which looks at no device."
-        elif name == "draft_tokens" and not settings.has_draft_model(configured):
+        elif name == "draft_tokens" and not served_models.has_draft_model(configured):
             reason = "needs --draft-model."
+        elif name in _PROOF and not served_models.is_verified(configured):
+            reason = "needs --verify-rate."
+        elif name == "verify_prompts" and configured.verify_bundles is None:
+            reason = "needs --verify-bundles."
         else:
             continue
         raise ConfigurationError(f"{settings.flag_of(name)} {reason}")

@@ -11,7 +11,7 @@ import json
 import os
 import shlex
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -43,13 +43,13 @@ GROUPS = {
     "logs": "log_level",
 }
 """The parts of the table below, in which the help shows settings: each with its first one."""
-_ALL = "`rocmforge serve --help` lists all."
+ALL = "`rocmforge serve --help` lists all."
 _SECRET = "api_key"  # is not repeated in messages; an empty one counts
 # Variables of the test suite and of the kernel build; not settings.
 OTHER_PREFIXES = ("ROCMFORGE_TEST_", "ROCMFORGE_KERNEL_")
 
 
-_Name = Annotated[str, Meta(min_length=1)]
+Name = Annotated[str, Meta(min_length=1)]
 # An empty one is a shell variable that was not set. Taken for none, it would leave the door open.
 MTP: Final = "mtp"
 """The draft model that is a part of the model itself: its predictor."""
@@ -75,9 +75,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     model: Annotated[
         tuple[str, ...], _about("a further model to serve, under that name", "NAME=FILE")
     ] = ()
-    models: dict[str, dict[str, Any]] = {}  # tables of the file only: see `ModelSettings`
+    models: dict[str, dict[str, Any]] = {}  # tables of the file only: see `served_models`
     served_model_name: Annotated[
-        tuple[_Name, ...], _about("names clients use for the model; the first is shown", "NAME")
+        tuple[Name, ...], _about("names clients use for the model; the first is shown", "NAME")
     ] = ()
     load: Annotated[
         Literal["start", "request"],
@@ -293,7 +293,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         tuple[str, ...], _about("origins of web pages that may call the API; * = all", "ORIGIN")
     ] = ()
     image_hosts: Annotated[
-        tuple[_Name, ...],
+        tuple[Name, ...],
         _about(
             "hosts that images of requests are fetched from: NAME, *.NAME, NAME:PORT, "
             "NAME=ADDRESS, or * = all public ones (default: none)",
@@ -332,6 +332,30 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     step_timeout: Annotated[
         float, _about("seconds after which a silent engine counts as hung", "SECONDS", gt=0)
     ] = 120.0
+    verify_rate: Annotated[
+        float,
+        _about("share of requests whose tokens the reference computes again", "SHARE", ge=0, le=1),
+    ] = 0.0
+    verify_action: Annotated[
+        Literal["alarm", "not-ready"],
+        _about("what a wrong result does: raise the alarm, or also take no more requests"),
+    ] = "alarm"
+    verify_tolerance: Annotated[
+        Annotated[float, Meta(gt=1)] | None,
+        _about(
+            "times the error that rounding explains, above which a result is wrong (default: 3, or "
+            "2 where keys, values or activations are int8)"
+        ),
+    ] = None
+    verify_seconds: Annotated[
+        float, _about("seconds of a core that this may take in a minute", "SECONDS", gt=0, le=60)
+    ] = 20.0
+    verify_bundles: Annotated[
+        _File | None, _about("folder for bundles, which reproduce what was wrong", "FOLDER")
+    ] = None
+    verify_prompts: Annotated[
+        bool, _about("keep token ids in bundles: they are prompts and answers, which are private")
+    ] = False
 
     # Logs and traces
     log_level: Annotated[
@@ -388,37 +412,11 @@ PER_MODEL = frozenset(
             "draft_model",
             "draft_tokens",
             "mmproj",
+            "verify_rate",
         ),
     )
 )
 """Settings that a `[models.<name>]` table may have, for this model only."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelSettings:
-    """One model of the command line, or of a table of the file.
-
-    [models.chat]
-    path = "chat.gguf"
-    aliases = ["gpt-4o"]
-    pinned = true
-    max_context = 16384
-    """
-
-    path: str  # or a name
-    settings: Settings  # with what is said for this model, and its names
-    found: Path | None = None  # what that stands for, once somebody has looked
-    pinned: bool = False  # unloaded only manually
-    memory_share: float | None = None  # of the device's memory, 0..1; None = by its size
-
-
-class _ModelTable(msgspec.Struct, frozen=True, kw_only=True):
-    """The keys of a model's table besides settings."""
-
-    path: str
-    aliases: tuple[_Name, ...] = ()
-    pinned: bool = False
-    memory_share: Annotated[float, Meta(gt=0, le=1)] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -511,81 +509,10 @@ def load(
     """
     values: dict[str, Any] = {}
     if config is not None:
-        values |= _checked(_read_file(config), str(config), _as_key(str(config)))
-    values |= _checked(_from_environment(os.environ), "environment", _as_variable)
-    values |= _checked(flags, source, spelled or _as_flag)
+        values |= checked(_read_file(config), str(config), as_key(str(config)))
+    values |= checked(_from_environment(os.environ), "environment", _as_variable)
+    values |= checked(flags, source, spelled or _as_flag)
     return msgspec.convert(values, Settings)
-
-
-def served_models(given: Sequence[str], settings: Settings) -> tuple[ModelSettings, ...]:
-    """Returns the models of the command line (`given` has no name, others do) and of the file.
-
-    Raises:
-        ConfigurationError: there is none, or what is said of one makes no sense.
-    """
-    named = [_named(text) for text in settings.model]
-    if settings.served_model_name and (len(given), len(named) + len(settings.models)) != (1, 0):
-        raise ConfigurationError(
-            "--served-model-name names one model. Name several with --model NAME=PATH."
-        )
-    models = [
-        *(ModelSettings(path=path, settings=settings) for path in given),
-        *(ModelSettings(path=path, settings=_renamed(settings, (name,))) for name, path in named),
-        *(_from_table(name, table, settings) for name, table in settings.models.items()),
-    ]
-    if not models:
-        raise ConfigurationError(
-            "There is no model to serve: give the path of a .gguf file, --model NAME=PATH, or a "
-            "[models.<name>] table in the file of --config."
-        )
-    limit = settings.max_loaded_models
-    at_start = sum(model.settings.load == "start" for model in models)
-    if limit is not None and at_start > limit:
-        raise ConfigurationError(
-            f"{at_start} models would be loaded at the start, but --max-loaded-models allows "
-            f"{limit}. Raise it, or say --load request."
-        )
-    return tuple(models)
-
-
-def has_draft_model(settings: Settings) -> bool:
-    """Returns whether it is said of some model what drafts for it."""
-    said = [settings.draft_model, *(table.get("draft_model") for table in settings.models.values())]
-    return any(each not in (None, AUTO, NO_DRAFT_MODEL) for each in said)
-
-
-def _named(text: str) -> tuple[str, str]:
-    name, separator, path = text.partition("=")
-    if not (name and separator and path):
-        raise ConfigurationError(f"--model {text}: write it as NAME=PATH.")
-    return name, path
-
-
-def _renamed(settings: Settings, names: tuple[str, ...]) -> Settings:
-    return msgspec.structs.replace(settings, served_model_name=names)
-
-
-def _from_table(name: str, values: Mapping[str, Any], settings: Settings) -> ModelSettings:
-    source = f"[models.{name}]"
-    own = {field.name for field in msgspec.structs.fields(_ModelTable)}
-    unknown = values.keys() - own - PER_MODEL
-    if unknown:
-        raise ConfigurationError(
-            f"{source}: {min(unknown)!r} is not a setting of one model. "
-            + (did_you_mean(min(unknown), own | PER_MODEL) or _ALL)
-        )
-    if "path" not in values:
-        raise ConfigurationError(f"{source}: `path` is missing: the model's GGUF file or folder.")
-    said = _checked({k: v for k, v in values.items() if k in PER_MODEL}, source, _as_key(source))
-    table = _ModelTable(
-        **_checked(
-            {k: v for k, v in values.items() if k in own}, source, _as_key(source), _ModelTable
-        )
-    )
-    changed = msgspec.structs.replace(_renamed(settings, (name, *table.aliases)), **said)
-    return ModelSettings(
-        path=table.path, settings=changed, pinned=table.pinned, memory_share=table.memory_share
-    )
 
 
 def gpu_environment() -> dict[str, str]:
@@ -634,7 +561,7 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
         if option is None:
             raise ConfigurationError(
                 f"{variable} is not a setting. "
-                + (did_you_mean(variable, by_variable, ENV_PREFIX) or _ALL)
+                + (did_you_mean(variable, by_variable, ENV_PREFIX) or ALL)
             )
         values[option.name] = (
             _parts(text, keep_empty=option.name == _SECRET) if option.is_list else text
@@ -646,7 +573,7 @@ def _parts(text: str, *, keep_empty: bool) -> list[str]:
     return [part for part in map(str.strip, text.split(",")) if part or keep_empty]
 
 
-def _checked(
+def checked(
     values: Mapping[str, Any],
     source: str,
     spelled: Callable[[str, Any], str],
@@ -668,7 +595,7 @@ def _checked(
     for name, value in values.items():
         if name not in hints:
             raise ConfigurationError(
-                f"{source}: {name!r} is not a setting. {did_you_mean(name, hints) or _ALL}"
+                f"{source}: {name!r} is not a setting. {did_you_mean(name, hints) or ALL}"
             )
         try:
             result[name] = msgspec.convert(value, hints[name], strict=False)
@@ -692,5 +619,6 @@ def _as_variable(name: str, value: Any) -> str:
     return f"{variable_of(name)}={text}"
 
 
-def _as_key(source: str) -> Callable[[str, Any], str]:
+def as_key(source: str) -> Callable[[str, Any], str]:
+    """Returns how settings are written in that file or table, for `checked`."""
     return lambda name, value: f"{source}: {name} = {json.dumps(value, default=str)}"

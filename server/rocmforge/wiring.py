@@ -19,10 +19,12 @@ from rocmforge.api.metrics.tracing import Tracer
 from rocmforge.backend.protocol import LoadOptions
 from rocmforge.engine.client.client import AsyncEngine
 from rocmforge.engine.client.config import EngineConfig
+from rocmforge.engine.client.verifier import ProofConfig, Verifier
 from rocmforge.engine.context import LEAST_CONTEXT
 from rocmforge.engine.ipc.params import TokenPieces
 from rocmforge.engine.ipc.tier_options import TierOptions
 from rocmforge.engine.ipc.totals import Totals
+from rocmforge.engine.proof.messages import BundlePolicy
 from rocmforge.errors import ConfigurationError
 from rocmforge.fleet.entry import FleetEntry, ModelPolicy
 from rocmforge.fleet.fleet import Fleet, FleetSettings
@@ -38,7 +40,8 @@ from rocmforge.models.rank_head import RankHead, read_rank_head
 from rocmforge.models.sampling import UNRECOMMENDED, SamplingDefaults
 from rocmforge.models.vision.config import VisionConfig
 from rocmforge.opening import open_checkpoint
-from rocmforge.settings import AUTO, MTP, NO_DRAFT_MODEL, ModelSettings, Settings
+from rocmforge.served_models import ModelSettings
+from rocmforge.settings import AUTO, MTP, NO_DRAFT_MODEL, Settings
 from rocmforge.sizes import parse_size
 from rocmforge.text.template.rank_prompt import rank_prompt
 from rocmforge.text.template.template import ChatTemplates
@@ -239,8 +242,10 @@ def build_model(
     if memory_share is not None:
         config = replace(config, options=replace(config.options, memory_share=memory_share))
 
+    verifier = Verifier(proof_config(settings)) if settings.verify_rate else None
+
     def make_engine(totals: Totals) -> AsyncEngine:
-        return AsyncEngine(config, totals)
+        return AsyncEngine(config, totals, verifier)
 
     name, *aliases = front.names
     return ServedModel(
@@ -299,6 +304,21 @@ def engine_config(front: ModelFront, settings: Settings) -> EngineConfig:
         log_format=settings.log_format,
         step_timeout_s=settings.step_timeout,
         load_timeout_s=settings.load_timeout,
+    )
+
+
+def proof_config(settings: Settings) -> ProofConfig:
+    """Derives what is verified of a model's answers, and what it may cost."""
+    bundles = None
+    if settings.verify_bundles is not None:
+        folder = str(Path(settings.verify_bundles).absolute())
+        bundles = BundlePolicy(folder=folder, keeps_tokens=settings.verify_prompts)
+    return ProofConfig(
+        rate=settings.verify_rate,
+        seconds=settings.verify_seconds,
+        tolerance=settings.verify_tolerance,
+        is_strict=settings.verify_action == "not-ready",
+        bundles=bundles,
     )
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from rocmforge import cli, settings
 from rocmforge.errors import ConfigurationError
-from rocmforge.settings import ModelSettings, served_models
+from rocmforge.served_models import ModelSettings, served_models
 
 Load = Callable[..., tuple[ModelSettings, ...]]
 

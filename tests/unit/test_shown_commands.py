@@ -18,6 +18,7 @@ import yaml
 from rocmforge import cli, settings
 from rocmforge.api.http.keys import read_keys
 from rocmforge.backend import registry
+from rocmforge.served_models import served_models
 from tests.support.pages import PAGES, ROOT
 from tests.support.shown import Shown, fences, shell_blocks, shown_commands
 from tests.unit.test_documentation import flags_of_ours
@@ -164,7 +165,7 @@ def test_files_of_settings_and_keys_are_taken(tmp_path: Path) -> None:
             if "key" in values:
                 assert [key.name for key in read_keys(file)]
             elif "model_providers" not in values and "project" not in values:  # not Codex's
-                assert settings.served_models(["m.gguf"], settings.load({}, file))
+                assert served_models(["m.gguf"], settings.load({}, file))
             tables += 1
     assert tables >= 5
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 
@@ -27,8 +27,11 @@ from rocmforge.models.rope import load_rope_tables
 from rocmforge.models.weights import load_weights
 from rocmforge_reference.host import describe_host
 from rocmforge_reference.model_ops import KvCache, ReferenceOps
+from rocmforge_reference.rounding import RoundingOps
 from rocmforge_reference.runner import ReferenceRunner
 from rocmforge_reference.weights import with_adapters
+
+_Ops = TypeVar("_Ops", bound=ReferenceOps)
 
 NAME: Final = "reference"
 BLOCK_SIZE: Final = 16
@@ -109,8 +112,6 @@ def _load(
     tables = None
     if config.rope is not None:
         tables = load_rope_tables(config, checkpoint.rope_factors, max_context)
-    caches = _new_caches(config.layers, num_blocks, windows) if causal else ()
-    states = tuple(_new_states(layer, num_slots) for layer in config.layers)
     info = RunnerInfo(
         backend=NAME,
         device=device,
@@ -138,12 +139,22 @@ def _load(
         predicts=config.predicts,
         notes=(_NOTE,),
     )
-    hidden = None
-    if config.predicts:
-        hidden = np.zeros((num_blocks, 1, BLOCK_SIZE, config.hidden_size), np.float32)
-    groups = windows.group_of if windows else ()
-    ops = ReferenceOps(config, tables, caches, states, hidden, groups)
-    return ReferenceRunner(config, weights, ops, info, processors)
+
+    def new_ops(kind: type[_Ops]) -> _Ops:
+        caches = _new_caches(config.layers, num_blocks, windows) if causal else ()
+        states = tuple(_new_states(layer, num_slots) for layer in config.layers)
+        hidden = None
+        if config.predicts:
+            hidden = np.zeros((num_blocks, 1, BLOCK_SIZE, config.hidden_size), np.float32)
+        groups = windows.group_of if windows else ()
+        return kind(config, tables, caches, states, hidden, groups)
+
+    def round_ops(kv_dtype: str, activation_bits: int) -> ReferenceOps:
+        ops = new_ops(RoundingOps)
+        ops.kv_dtype, ops.activation_bits = kv_dtype, activation_bits
+        return ops
+
+    return ReferenceRunner(config, weights, new_ops(ReferenceOps), info, processors, round_ops)
 
 
 def _choose_device(wanted: str | None) -> DeviceInfo:

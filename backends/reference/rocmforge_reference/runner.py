@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped]
@@ -37,7 +37,9 @@ Arrays = tuple[Float32Array, ...]
 
 
 class ReferenceRunner:
-    """A model in memory. `submit` does the work; `collect` hands it out. Implements `CopiesBlocks`.
+    """A model in memory. `submit` does the work; `collect` hands it out.
+
+    Implements `CopiesBlocks` and `Rounding`.
 
     BLAS is kept to one thread meanwhile. Its threads meet, spinning, at the end of each of the
     hundreds of small products of a step: with as many cores to themselves that saves a third of
@@ -51,11 +53,13 @@ class ReferenceRunner:
         ops: ReferenceOps,
         info: RunnerInfo,
         processors: Mapping[str, LogitsProcessor],
+        round_ops: Callable[[str, int], ReferenceOps],
     ) -> None:
         self._model: tuple[ModelConfig, ModelWeights[Weight], ReferenceOps] | None
         self._model = config, weights, ops
         self._info = info
         self._processors = processors
+        self._round_ops = round_ops
         self._blas = ThreadpoolController()
         self._output: StepOutput | None = None
         self._last_tokens = np.empty(0, np.int32)
@@ -85,6 +89,12 @@ class ReferenceRunner:
         assert self._output is not None, "nothing was submitted"
         output, self._output = self._output, None
         return output
+
+    def rounded(self, kv_dtype: str, activation_bits: int) -> ReferenceRunner:
+        assert self._model is not None, "the runner is closed"
+        config, weights, _ = self._model
+        ops = self._round_ops(kv_dtype, activation_bits)
+        return ReferenceRunner(config, weights, ops, self._info, self._processors, self._round_ops)
 
     def open_host_blocks(self, count: int) -> UInt8Array:
         self._host_blocks = np.empty((count, self._info.block_bytes), np.uint8)

@@ -41,6 +41,7 @@ _LOAD_VALUES: dict[ModelState, Literal["unloaded", "loading", "loaded"]] = {
     ModelState.RESTARTING: "loading",
     ModelState.READY: "loaded",
     ModelState.DRAINING: "loaded",
+    ModelState.DISTRUSTED: "loaded",
     ModelState.STOPPED: "unloaded",
 }
 _ADMIN = {SCOPE: Scope.ADMIN, MAX_BODY: 64 * 1024}

@@ -12,12 +12,13 @@ from rocmforge.api.dependencies import FleetDep, FleetMetricsDep, SettingsDep
 from rocmforge.api.generate.answer import json_response
 from rocmforge.api.http.auth import PUBLIC, SCOPE, is_stranger
 from rocmforge.api.http.keys import Scope
-from rocmforge.api.ops_schema import ErrorCode, Health, ModelHealth, Readiness, Version
+from rocmforge.api.ops_schema import ErrorCode, Health, ModelHealth, ProofHealth, Readiness, Version
+from rocmforge.engine.ipc.status import ProofStatus
 from rocmforge.fleet.entry import LOADING_RETRY_S, ModelState
 from rocmforge.fleet.model import ServedModel
 
 _OPEN = {PUBLIC: True}
-_TROUBLED = (ModelState.RESTARTING, ModelState.FAILED)
+_TROUBLED = (ModelState.RESTARTING, ModelState.FAILED, ModelState.DISTRUSTED)
 
 
 @route("/health", http_method=["GET", "HEAD"], opt=_OPEN)
@@ -32,7 +33,7 @@ async def health(request: Request[Any, Any, Any], fleet: FleetDep) -> Response[b
     status = first.entry.status
     told = models[0]
     is_wedged = any(model.entry.status.is_wedged for model in fleet.models)
-    is_degraded = any(model.state in _TROUBLED for model in models)
+    is_degraded = any(map(_is_troubled, models))
     body = Health(
         model=told.model,
         engine=told.state,
@@ -70,6 +71,24 @@ def _health(model: ServedModel, *, tells_why: bool) -> ModelHealth:
         last_error=status.last_error if tells_why else None,
         last_error_at=status.last_error_at,
         silent_s=round(status.silence_s, 3),
+        proof=None if status.proof is None else _proof(status.proof, tells_why=tells_why),
+    )
+
+
+def _is_troubled(model: ModelHealth) -> bool:
+    has_alarm = model.proof is not None and model.proof.alarm is not None
+    return has_alarm or model.state in _TROUBLED
+
+
+def _proof(status: ProofStatus, *, tells_why: bool) -> ProofHealth:
+    return ProofHealth(
+        running=status.is_running,
+        problem=status.problem if tells_why else None,
+        tokens=status.tokens,
+        error=status.error,
+        expected_error=status.expected,
+        alarm=status.alarm,
+        alarm_at=status.alarm_at,
     )
 
 

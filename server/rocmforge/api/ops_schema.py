@@ -131,6 +131,18 @@ class Health(msgspec.Struct, kw_only=True):
     status: Literal["ok", "degraded", "wedged"]  # of the worst of them
 
 
+class ProofHealth(msgspec.Struct, kw_only=True):
+    """Whether answers that were computed again were right (`--verify-rate`)."""
+
+    running: bool
+    problem: str | None  # names files; see `Health`
+    tokens: int
+    error: float
+    expected_error: float
+    alarm: str | None
+    alarm_at: float | None
+
+
 class ModelHealth(msgspec.Struct, kw_only=True):
     """One of the models of a server, loaded or not."""
 
@@ -143,6 +155,7 @@ class ModelHealth(msgspec.Struct, kw_only=True):
     last_error: str | None  # why that last died, or why the model could not be loaded; see `Health`
     last_error_at: float | None  # seconds since the epoch
     silent_s: float  # since there was news of loading, or of the requests there are
+    proof: ProofHealth | None  # None = nothing is computed again
 
 
 class Readiness(msgspec.Struct, kw_only=True):

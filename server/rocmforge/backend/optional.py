@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, Protocol, runtime_checkable
 
-from rocmforge.backend.protocol import Backend, LoadOptions
+from rocmforge.backend.protocol import Backend, LoadOptions, Runner
 from rocmforge.models.checkpoint import Checkpoint
 
 
@@ -190,5 +190,22 @@ class Planning(Backend, Protocol):
         Raises:
             ModelLoadError: the model cannot be served.
             ConfigurationError: no such device.
+        """
+        ...
+
+
+@runtime_checkable
+class Rounding(Runner, Protocol):
+    """A runner that can also compute as if its numbers were rounded where other backends do it.
+
+    What that changes is what rounding explains of another backend's difference.
+    """
+
+    def rounded(self, kv_dtype: str, activation_bits: int) -> Runner:
+        """Returns a runner with the same weights and a cache of its own.
+
+        Args:
+            kv_dtype: as of `RunnerInfo`: what keys and values are rounded to.
+            activation_bits: as of `RunnerInfo`; all activations are rounded that are multiplied.
         """
         ...

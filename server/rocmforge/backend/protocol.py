@@ -391,6 +391,8 @@ class RunnerInfo:
     # block is one of a group, or of the layers without a window.
     window_groups: int = 0
     window: int = 0  # tokens that are kept in these groups, up to the one that is computed
+    # To which activations are rounded where they meet quantised weights in decode steps; 32: not.
+    activation_bits: int = 32
     # Whether it computes steps with `StepInput.predicts`, and fills the predictor's cache in all.
     predicts: bool = False
     # How images are prepared for the tower beside the model; None: it takes none. The engine says

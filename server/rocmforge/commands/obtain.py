@@ -11,7 +11,8 @@ from rocmforge.errors import DownloadFailed, ModelFileNotFound
 from rocmforge.library.catalogue import hub_names
 from rocmforge.library.finding import find_model
 from rocmforge.library.packaged import PACKAGED
-from rocmforge.settings import ModelSettings, Settings
+from rocmforge.served_models import ModelSettings
+from rocmforge.settings import Settings
 
 
 def obtain(name: str, settings: Settings) -> Path:

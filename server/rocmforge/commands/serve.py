@@ -24,7 +24,8 @@ from rocmforge.fleet.entry import FleetEntry
 from rocmforge.fleet.fleet import Fleet
 from rocmforge.fleet.model import ServedModel
 from rocmforge.logs import LogFormat
-from rocmforge.settings import Settings, served_models
+from rocmforge.served_models import served_models
+from rocmforge.settings import Settings
 from rocmforge.wiring import (
     build_fleet,
     build_web_app,

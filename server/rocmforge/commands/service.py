@@ -16,12 +16,12 @@ from rocmforge.arguments import given_settings
 from rocmforge.errors import ConfigurationError
 from rocmforge.library.catalogue import hub_names
 from rocmforge.library.finding import find_model
+from rocmforge.served_models import served_models
 from rocmforge.settings import (
     Settings,
     flag_of,
     gpu_environment,
     own_environment,
-    served_models,
     store_environment,
 )
 

@@ -31,6 +31,7 @@ class ModelState(StrEnum):
     DRAINING = "draining"  # finishes what it has before it is unloaded
     FAILED = "failed"  # could not be loaded; a later request tries again
     STOPPED = "stopped"  # the server ends
+    DISTRUSTED = "distrusted"  # what it computes was found wrong: it must be loaded again
 
 
 _STATES = {
@@ -39,6 +40,7 @@ _STATES = {
     EngineState.RESTARTING: ModelState.RESTARTING,
     EngineState.DRAINING: ModelState.DRAINING,
     EngineState.STOPPED: ModelState.STOPPED,
+    EngineState.DISTRUSTED: ModelState.DISTRUSTED,
 }
 
 

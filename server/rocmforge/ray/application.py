@@ -11,7 +11,7 @@ from ray.serve import Application
 from rocmforge.ray.ingress import Ingress, IngressLimits
 from rocmforge.ray.replica import Replica
 from rocmforge.ray.serve_args import read_settings
-from rocmforge.settings import served_models
+from rocmforge.served_models import served_models
 
 STATS_PERIOD_S: Final = 1.0
 """From one publication of a replica's prefixes to the next."""

@@ -26,7 +26,8 @@ from rocmforge.logs import set_up_logging
 from rocmforge.ray.messages import Begun
 from rocmforge.ray.prefixes import Prefixes
 from rocmforge.ray.routing import Hint
-from rocmforge.settings import Settings, served_models
+from rocmforge.served_models import served_models
+from rocmforge.settings import Settings
 from rocmforge.wiring import build_fleet, build_request_log, build_web_app, read_all_keys
 
 WINDOW_S: Final = 30.0

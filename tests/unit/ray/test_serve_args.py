@@ -13,7 +13,7 @@ import pytest
 from rocmforge.errors import ConfigurationError
 from rocmforge.ray.autoscaling import FirstTokenPolicy
 from rocmforge.ray.serve_args import read_settings
-from rocmforge.settings import served_models
+from rocmforge.served_models import served_models
 
 
 def test_args_have_the_names_of_settings(tmp_path: Path) -> None:

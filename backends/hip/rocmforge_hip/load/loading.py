@@ -338,6 +338,7 @@ def _describe(
         weights_bytes=plan.weights,
         kv_bytes=plan.kv_bytes,
         kv_dtype=cache_type(plan),
+        activation_bits=8 * plan.activation_slices or 16,
         copy_bandwidth=bandwidth,
         adapters=tuple(adapter.name for adapter in options.adapters),
         adapter_bytes=plan.adapters,

@@ -13,6 +13,7 @@ from prometheus_client.metrics_core import (
 from prometheus_client.registry import Collector
 
 from rocmforge import __version__
+from rocmforge.api.metrics.proof import proof_families
 from rocmforge.engine.ipc.status import EngineState, EngineStats, EngineStatus
 from rocmforge.engine.ipc.totals import Totals, families
 
@@ -54,6 +55,8 @@ class EngineCollector(Collector):
         )
         yield from self._totals(stats.totals)
         yield self._counter("engine_restarts", "Restarts of the engine process.", status.restarts)
+        if status.proof is not None:
+            yield from proof_families(status.proof, PREFIX, LABELS, self._labels)
         yield self._info("build", "The program and its backend.", _build_facts(status))
         if status.runner is not None:
             runner = status.runner

@@ -19,6 +19,7 @@ from prometheus_client.metrics_core import (
 
 from rocmforge.api.metrics.devices import FAMILIES, SYSFS, DeviceCollector
 from rocmforge.api.metrics.engine import ENGINE, LABELS, PREFIX, EngineCollector
+from rocmforge.api.metrics.proof import FAMILIES as PROOF_FAMILIES
 from rocmforge.engine.ipc.params import FinishReason, RequestTiming
 from rocmforge.engine.ipc.status import EngineStatus
 from rocmforge.engine.ipc.totals import families
@@ -56,6 +57,7 @@ _OURS_ONLY = {
     *("state_bytes", "state_slots", "state_slots_used", "state_snapshots"),
     *("images", "image_tokens", "image_read_seconds"),
     *("key_tokens", "key_requests_waiting", "engine_silence_seconds", *FAMILIES),
+    *PROOF_FAMILIES,
     *(family.name for family in families().values() if not family.is_vllms),
 }
 _COARSER_IN_VLLM = {"inter_token_latency_seconds", "request_time_per_output_token_seconds"}

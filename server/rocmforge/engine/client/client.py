@@ -19,6 +19,7 @@ from rocmforge.engine.client.handle import GenerationHandle
 from rocmforge.engine.client.journal import Journal
 from rocmforge.engine.client.prompt_checks import check_prompt
 from rocmforge.engine.client.shared_grammars import SharedGrammars
+from rocmforge.engine.client.verifier import Verifier
 from rocmforge.engine.ipc.messages import (
     Cancel,
     Command,
@@ -69,10 +70,17 @@ class AsyncEngine:
     Args:
         config: what to run and how.
         totals: what its counters begin with; None = at 0.
+        verifier: has a sample of what is served computed again; None = nothing is.
     """
 
-    def __init__(self, config: EngineConfig, totals: Totals | None = None) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        totals: Totals | None = None,
+        verifier: Verifier | None = None,
+    ) -> None:
         self._config = config
+        self._verifier = verifier
         self._phase = EngineState.LOADING  # of the process; draining is the server's business
         self._is_draining = False
         self._process: EngineProcess | None = None
@@ -141,6 +149,8 @@ class AsyncEngine:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._verifier is not None:
+            await self._verifier.end()
 
     @property
     def status(self) -> EngineStatus:
@@ -148,7 +158,7 @@ class AsyncEngine:
         is_stopped = self._phase is EngineState.STOPPED
         is_loading = self._phase in (EngineState.LOADING, EngineState.RESTARTING)
         return EngineStatus(
-            state=EngineState.DRAINING if self._is_draining and not is_stopped else self._phase,
+            state=EngineState.DRAINING if self._is_draining and not is_stopped else self._state,
             stage=self._progress.stage if is_loading else "",
             progress=self._progress.fraction if is_loading else 1.0,
             runner=self._runner,
@@ -160,12 +170,21 @@ class AsyncEngine:
             last_error_at=self._last_error_at,
             silence_s=self._silence_s(),
             is_wedged=self._is_wedged,
+            proof=None if self._verifier is None else self._verifier.status,
         )
 
     @property
     def pid(self) -> int | None:
         """The engine process's id, while there is one."""
         return self._process.pid if self._process is not None else None
+
+    @property
+    def _state(self) -> EngineState:
+        """The phase, and whether what the engine computes is trusted."""
+        is_distrusted = self._verifier is not None and self._verifier.distrusts
+        if is_distrusted and self._phase is EngineState.READY:
+            return EngineState.DISTRUSTED
+        return self._phase
 
     @property
     def _runner(self) -> RunnerInfo | None:
@@ -217,10 +236,12 @@ class AsyncEngine:
         request = structs.replace(
             request, request_id=request_id, sampling=structs.replace(sampling, grammar=grammar)
         )
+        if self._verifier is not None:
+            request = self._verifier.open(request)
         try:
             process.send(request)  # what cannot be sent must not be waited for
         except BaseException:
-            self._grammars.close(request_id, process.send)
+            self._close(request_id)
             raise
         if not self._live:
             self._last_news = asyncio.get_running_loop().time()
@@ -240,9 +261,9 @@ class AsyncEngine:
     def _admit(self, share: Share) -> tuple[EngineProcess, RunnerInfo]:
         if self._is_draining:
             raise Draining("The server is shutting down.", retry_after_s=_RETRY_AFTER_LOAD_S)
-        if self._phase is not EngineState.READY:
+        if self._state is not EngineState.READY:
             raise NotReady(
-                f"The model is not ready: {self._phase}.", retry_after_s=_RETRY_AFTER_LOAD_S
+                f"The model is not ready: {self._state}.", retry_after_s=_RETRY_AFTER_LOAD_S
             )
         if not self._has_place(share):
             held = self._held[share.key]
@@ -304,12 +325,18 @@ class AsyncEngine:
             handle.stop_clock()
             self._durations.append(asyncio.get_running_loop().time() - handle.began)
             self._held[handle.key] -= 1
-        self._grammars.close(request_id, self._send)
-        if self._journal is not None:
-            self._journal.close(request_id)
+        self._close(request_id)
         if not self._live:
             self._idle.set()
         return handle is not None
+
+    def _close(self, request_id: int) -> None:
+        """Lets go of what is kept beside the handle of a request."""
+        self._grammars.close(request_id, self._send)
+        if self._journal is not None:
+            self._journal.close(request_id)
+        if self._verifier is not None:
+            self._verifier.close(request_id)
 
     # --- reports ---
 
@@ -326,6 +353,7 @@ class AsyncEngine:
                 self._progress = report
             case Ready():
                 self._ready = report
+                self._begin_proof(report.runner)
                 self._phase = EngineState.READY
                 self._settled.set()
                 self._resume()
@@ -343,6 +371,8 @@ class AsyncEngine:
                 continue  # closed in the meantime
             if self._journal is not None:
                 self._journal.note(event)
+            if self._verifier is not None:
+                event = self._verifier.note(event)
             if event.finish_reason is not None:
                 self._forget(event.request_id)
             handle.deliver(event, self._last_news)
@@ -405,6 +435,13 @@ class AsyncEngine:
         self._killed_at = None
         self._is_wedged = False
         return self._failure or EngineDied(f"The engine process {verdict}.")
+
+    def _begin_proof(self, runner: RunnerInfo) -> None:
+        """Has the model loaded a second time, to compute again what is drawn."""
+        config = self._config
+        if self._verifier is not None:
+            log = config.log_level, config.log_format
+            self._verifier.begin(str(config.model), config.identity, runner, self._options(), log)
 
     def _begin_restart(self) -> None:
         """Takes no more requests once the process is known to end, before it has ended."""

@@ -1,4 +1,4 @@
-"""One life of the engine process, seen from the server's event loop."""
+"""One life of the engine process, or of a verifier, seen from the server's event loop."""
 
 from __future__ import annotations
 
@@ -9,38 +9,57 @@ import socket
 import sys
 from asyncio.subprocess import DEVNULL, Process
 from collections.abc import Callable
-from typing import cast
+from typing import Any, Final, cast
 
-from rocmforge.engine.ipc.messages import Command, Report, Shutdown, Start
+import msgspec
+
+from rocmforge.engine.ipc.messages import Report, Shutdown
 from rocmforge.engine.ipc.wire import FrameReader, encode
 from rocmforge.errors import EngineError
 
 logger = logging.getLogger(__name__)
 
 
+_ENGINE: Final = "rocmforge.engine.process"
+
+
 class EngineProcess(asyncio.Protocol):
-    """A running engine process and the connection to it.
+    """A running process and the connection to it.
 
     Args:
         on_report: called for each message, in the event loop.
+        kinds: the union of message types that may come.
     """
 
-    def __init__(self, on_report: Callable[[Report], None]) -> None:
+    def __init__(self, on_report: Callable[[Any], None], kinds: Any = Report) -> None:
         self._on_report = on_report
-        self._reader: FrameReader[Report] = FrameReader(Report)
+        self._reader: FrameReader[Any] = FrameReader(kinds)
         self._transport: asyncio.Transport | None = None
         self._process: Process | None = None
         self._disconnected = asyncio.Event()
         self._verdict: str | None = None
 
     @classmethod
-    async def spawn(cls, start: Start, on_report: Callable[[Report], None]) -> EngineProcess:
+    async def spawn(
+        cls,
+        start: msgspec.Struct,
+        on_report: Callable[[Any], None],
+        *,
+        kinds: Any = Report,
+        module: str = _ENGINE,
+    ) -> EngineProcess:
         """Starts a process and tells it what to load.
+
+        Args:
+            start: the first message to it.
+            on_report: called for each message, in the event loop.
+            kinds: the union of message types that may come.
+            module: what it runs; an engine by default.
 
         Raises:
             OSError: the system refuses.
         """
-        self = cls(on_report)
+        self = cls(on_report, kinds)
         ours, theirs = socket.socketpair()
         with theirs:
             loop = asyncio.get_running_loop()
@@ -50,7 +69,7 @@ class EngineProcess(asyncio.Protocol):
                 self._process = await asyncio.create_subprocess_exec(
                     sys.executable,
                     "-m",
-                    "rocmforge.engine.process",
+                    module,
                     "--fd",
                     str(theirs.fileno()),
                     stdin=DEVNULL,
@@ -69,7 +88,7 @@ class EngineProcess(asyncio.Protocol):
         assert self._process is not None
         return self._process.pid
 
-    def send(self, command: Command) -> None:
+    def send(self, command: msgspec.Struct) -> None:
         """Sends a command; one to a process that has gone is lost."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(encode(command))

@@ -149,3 +149,5 @@ class TokenEvent(Message, frozen=True):
     cached_tokens: int = 0  # prompt tokens found in the prefix cache; on the last event
     timing: RequestTiming | None = None  # on the last event
     embedding: bytes | None = None  # float32 in native order; on the last event, with `pooling`
+    # With ERROR: no token could be drawn, for a NaN or because the request allowed none.
+    is_without_token: bool = False

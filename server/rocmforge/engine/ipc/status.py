@@ -20,6 +20,7 @@ class EngineState(StrEnum):
     RESTARTING = "restarting"  # it died; a new one is being started, with backoff
     DRAINING = "draining"  # finishes what it has, takes nothing new
     STOPPED = "stopped"
+    DISTRUSTED = "distrusted"  # proof found it wrong; takes nothing new until it is loaded again
 
 
 class EngineStats(Message, frozen=True):
@@ -42,6 +43,27 @@ class EngineStats(Message, frozen=True):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ProofStatus:
+    """Whether a model's answers were right that were computed again since the server started."""
+
+    is_running: bool  # whether a verifier has the model loaded
+    problem: str | None  # why there is none
+    samples: int = 0  # verified
+    tokens: int = 0  # of these
+    agreeing: int = 0  # tokens where device and reference find the same one most probable
+    kl_sum: float = 0.0  # nats, of all tokens
+    worst: float = 0.0  # nats, the largest difference of a log-probability
+    error: float = 0.0  # relative, of the latest tokens
+    expected: float = 0.0  # the part of it that rounding explains
+    seconds: float = 0.0  # that the verifier computed
+    dropped: tuple[tuple[str, int], ...] = ()  # samples, by reason
+    alarms: int = 0
+    alarm: str | None = None  # the first since the model was loaded
+    alarm_at: float | None = None  # seconds since the epoch
+    bundle: str | None = None  # the file that was written last
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStatus:
     """A snapshot for whoever asks."""
 
@@ -56,4 +78,5 @@ class EngineStatus:
     last_error: str | None  # why the engine last died
     last_error_at: float | None = None  # seconds since the epoch
     silence_s: float = 0.0  # since there was news of loading, or of the requests there are
+    proof: ProofStatus | None = None  # None = nothing is verified
     is_wedged: bool = False  # the process was killed and does not end: its device or driver hangs

@@ -163,8 +163,12 @@ class Results:
         )
         if seq.matcher is not None and seq.matcher.error:
             message = f"The output cannot be constrained: {seq.matcher.error}"
-        return self._fail(seq, message, now_ns)
+        return self._fail(seq, message, now_ns, is_without_token=True)
 
-    def _fail(self, seq: Sequence, message: str, now_ns: int) -> TokenEvent:
-        event = TokenEvent(request_id=seq.request.request_id, error=message)
+    def _fail(
+        self, seq: Sequence, message: str, now_ns: int, *, is_without_token: bool = False
+    ) -> TokenEvent:
+        event = TokenEvent(
+            request_id=seq.request.request_id, error=message, is_without_token=is_without_token
+        )
         return self._finish(seq, FinishReason.ERROR, now_ns, event)

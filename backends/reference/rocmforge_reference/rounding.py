@@ -1,0 +1,106 @@
+"""Operations on rounded numbers: tells what a device loses that computes with fewer bits."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from rocmforge.backend.protocol import Float32Array
+from rocmforge.models.blocks import Experts
+from rocmforge.models.config import ActivationFunction
+from rocmforge.models.forward.ops import AttentionSpec
+from rocmforge_reference.model_ops import ReferenceOps, Step
+from rocmforge_reference.weights import Weight
+
+_GROUP: Final = 32  # elements of an activation with one scale, as in a quant block
+_LARGEST_HALF: Final = np.float32(65504)
+_LARGEST_INT8: Final = np.float32(127)
+
+
+def to_half(x: Float32Array) -> Float32Array:
+    """Rounds each element to float16; what is too large becomes the largest."""
+    return np.clip(x, -_LARGEST_HALF, _LARGEST_HALF).astype(np.float16).astype(np.float32)
+
+
+def to_int8(x: Float32Array, group: int) -> Float32Array:
+    """Rounds each element to a multiple of its group's largest one divided by 127.
+
+    Args:
+        x: [..., features].
+        group: features with one scale; if they cannot be divided so, all have one.
+    """
+    size = group if x.shape[-1] % group == 0 else x.shape[-1]
+    parts = x.reshape(*x.shape[:-1], -1, size)
+    scales = np.abs(parts).max(axis=-1, keepdims=True) / _LARGEST_INT8
+    scales = np.where(scales > 0, scales, np.float32(1))
+    rounded: Float32Array = (np.rint(parts / scales) * scales).reshape(x.shape)
+    return rounded
+
+
+class RoundingOps(ReferenceOps):
+    """`ReferenceOps` that rounds what is multiplied, the products to halves, and keys and values.
+
+    It is no copy of any device, which rounds in other places too and adds in another order: it
+    tells how much such rounding matters to a model.
+
+    Attributes:
+        kv_dtype: "f32", "f16" or "int8".
+        activation_bits: 32, 16 or 8.
+    """
+
+    kv_dtype = "f32"
+    activation_bits = 32
+
+    def linear(
+        self, step: Step, x: Float32Array, weight: Weight, bias: Weight | None
+    ) -> Float32Array:
+        y = super().linear(step, self._activation(x), weight, bias)
+        return y if self.activation_bits == 32 else to_half(y)
+
+    def logits(self, x: Float32Array, weight: Weight, softcap: float | None) -> Float32Array:
+        return super().logits(self._activation(x), weight, softcap)
+
+    def experts(
+        self,
+        x: Float32Array,
+        chosen: Float32Array,
+        weights: Float32Array,
+        experts: Experts[Weight],
+        activation: ActivationFunction,
+    ) -> Float32Array:
+        return super().experts(self._activation(x), chosen, weights, experts, activation)
+
+    def rope_and_store(
+        self,
+        step: Step,
+        q: Float32Array,
+        k: Float32Array,
+        v: Float32Array,
+        q_norm: Weight | None,
+        k_norm: Weight | None,
+        spec: AttentionSpec,
+    ) -> Float32Array:
+        layer = self._config.layers[spec.layer]
+        k, v = self._stored(k, layer.key_dim), self._stored(v, layer.value_dim)
+        return super().rope_and_store(step, q, k, v, q_norm, k_norm, spec)
+
+    def store_latent(self, step: Step, kv: Float32Array, norm: Weight, spec: AttentionSpec) -> None:
+        super().store_latent(step, self._stored(kv, kv.shape[-1]), norm, spec)
+
+    def rotate_queries(
+        self, step: Step, q: Float32Array, q_norm: Weight | None, spec: AttentionSpec
+    ) -> Float32Array:
+        rotated = super().rotate_queries(step, q, q_norm, spec)
+        return rotated if self.kv_dtype == "f32" else to_half(rotated)
+
+    def _activation(self, x: Float32Array) -> Float32Array:
+        if self.activation_bits == 8:
+            return to_int8(x, _GROUP)
+        return to_half(x) if self.activation_bits == 16 else x
+
+    def _stored(self, x: Float32Array, row: int) -> Float32Array:
+        """Rounds keys or values, whose rows of heads have a scale each."""
+        if self.kv_dtype == "int8":
+            return to_int8(x, row)
+        return to_half(x) if self.kv_dtype == "f16" else x
