@@ -90,10 +90,11 @@ __device__ __forceinline__ void mask_scores(TileScores<kKeyTiles>& scores, int f
 }
 
 // Grid: (tiles of kAttentionRows tokens that the longest sequence needs, heads, sequences).
-template <int kHeadDim>
+template <int kHeadDim, bool kNear>
 __device__ __forceinline__ void attention_full(const FullInput& in, half* out) {
   using MatrixUnit = mma::MatrixUnit;
-  constexpr int kKeys = attention_keys(kHeadDim, kHeadDim);
+  // The registers of another tile of keys are what large heads lack for distances.
+  constexpr int kKeys = kNear && kHeadDim > 128 ? kTile : attention_keys(kHeadDim, kHeadDim);
   constexpr int kKeyTiles = kKeys / kTile;
   constexpr int kDimTiles = kHeadDim / kTile;
   constexpr int kLaneColumns = MatrixUnit::kLaneColumns;
@@ -251,7 +252,7 @@ __device__ __forceinline__ void attention_full(const FullInput& in, half* out) {
       const rf::half* __restrict__ v, const int32_t* __restrict__ query_start,                   \
       rf::half* __restrict__ out, int64_t q_stride, int64_t k_stride, int64_t v_stride,          \
       float scale, int32_t group) {                                                              \
-    rf::attention_full<head_dim>(                                                                \
+    rf::attention_full<head_dim, false>(                                                         \
         {q, k, v, q_stride, k_stride, v_stride, query_start, scale, group, 0, nullptr}, out);    \
   }                                                                                              \
   extern "C" __global__ __launch_bounds__(rf::kPrefillThreads) void RF_NAME(full_near, head)(    \
@@ -259,7 +260,7 @@ __device__ __forceinline__ void attention_full(const FullInput& in, half* out) {
       const rf::half* __restrict__ v, const int32_t* __restrict__ query_start,                   \
       rf::half* __restrict__ out, int64_t q_stride, int64_t k_stride, int64_t v_stride,          \
       float scale, int32_t group, int32_t reach, const float* __restrict__ slopes) {             \
-    rf::attention_full<head_dim>(                                                                \
+    rf::attention_full<head_dim, true>(                                                          \
         {q, k, v, q_stride, k_stride, v_stride, query_start, scale, group, reach, slopes}, out); \
   }
 
