@@ -405,8 +405,8 @@ def load_options(
         memory_utilization=settings.memory_utilization,
         tensor_parallel=settings.tensor_parallel,
         adapters=adapter_specs(settings),
-        # A tier keeps whole blocks, of all layers; so does a draft model, whose cache is as large.
-        releases_windows=not (tier_options(settings).wanted or settings.other_draft_model),
+        # A tier keeps whole blocks, of all layers.
+        releases_windows=not tier_options(settings).wanted,
     )
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from rocmforge.backend.protocol import StepInput
+from rocmforge.backend.protocol import StepInput, StepOutput
 from rocmforge_reference.runner import ReferenceRunner
 from tests.data.models.tiny_models import by_name, write_model
 from tests.support.options import SMALL
@@ -34,6 +35,52 @@ def test_answers_are_those_of_a_model_that_keeps_everything(
     assert answers == expected
     assert stats.totals.preemptions > 0
     assert stats.totals.prefix_hit_tokens > 0
+
+
+def test_drafts_that_are_taken_back_change_no_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The draft model is the model itself, but for the tokens of every fourth step."""
+    path = write_model(by_name("gemma3"), tmp_path)
+    options = replace(RELEASING, draft_tokens=4, max_batched_tokens=40)
+    keeping = replace(OPTIONS, draft_tokens=4, max_batched_tokens=40, kv_blocks=60)
+    with ExitStack() as stack:
+        expected, _ = slide(load_reference(stack, path, OPTIONS), OPTIONS, max_tokens=40)
+        runner = load_reference(stack, path, options)
+        assert runner.info.window_groups == 6
+        draft = load_reference(stack, path, keeping)
+        collect = draft.collect
+
+        def collect_other() -> StepOutput:
+            output = collect()
+            is_wrong = output.step_id % 4 == 3
+            return replace(output, token_ids=(output.token_ids + is_wrong) % 97)
+
+        monkeypatch.setattr(draft, "collect", collect_other)
+        answers, stats = slide(runner, options, max_tokens=40, draft=draft)
+    assert answers == expected
+    drafted, accepted = stats.totals.model_drafted_tokens, stats.totals.model_accepted_tokens
+    assert 20 < accepted < drafted - 20
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "why"),
+    [
+        ("gemma4", {}, "differ in size"),
+        ("gemma3", {"releases_windows": False}, "a tier, or drafts"),
+        ("gemma3", {}, ""),
+        ("llama", {}, ""),
+        ("gemma3", {"kv_blocks": 4}, ""),
+    ],
+)
+def test_a_note_says_why_windows_keep_what_they_have_left_behind(
+    name: str, changes: dict[str, Any], why: str, tmp_path: Path
+) -> None:
+    options = replace(RELEASING, **changes)
+    with ExitStack() as stack:
+        runner = load_reference(stack, write_model(by_name(name), tmp_path), options)
+    told = [note for note in runner.info.notes if note.startswith("windows keep all blocks: ")]
+    assert [why in note for note in told] == ([True] if why else [])
 
 
 def late(step: StepInput) -> StepInput:

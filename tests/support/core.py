@@ -20,7 +20,11 @@ Request = tuple[Sequence[int] | Prompt, SamplingParams]
 
 
 def make_core(
-    runner: Runner, options: LoadOptions, max_waiting: int = 1000, tiers: CacheTiers | None = None
+    runner: Runner,
+    options: LoadOptions,
+    max_waiting: int = 1000,
+    tiers: CacheTiers | None = None,
+    draft: Runner | None = None,
 ) -> EngineCore:
     """A core with the limits of these options, and a clock that moves when it is looked at."""
     clock = count(1)
@@ -29,7 +33,7 @@ def make_core(
         max_batched_tokens=options.max_batched_tokens,
         max_waiting=max_waiting,
     )
-    return EngineCore(runner, limits, lambda: next(clock), tiers=tiers)
+    return EngineCore(runner, limits, lambda: next(clock), draft_runner=draft, tiers=tiers)
 
 
 def submits(requests: Iterable[Request]) -> list[GenerateRequest]:

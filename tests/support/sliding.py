@@ -18,14 +18,21 @@ def slide(
     count: int = 8,
     max_tokens: int = 20,
     length: int = 50,
+    draft: Runner | None = None,
 ) -> tuple[list[list[int]], EngineStats]:
     """Greedy answers to prompts at once, and to the same ones again, and what was counted.
 
     Some begin alike. What the second ones begin with is found, if it was not given to others.
     """
-    sampling = SamplingParams(max_tokens=max_tokens, temperature=0, ignore_eos=True)
+    sampling = SamplingParams(
+        max_tokens=max_tokens,
+        temperature=0,
+        ignore_eos=True,
+        draft_model_tokens=0 if draft is None else options.draft_tokens,
+    )
     prompts = [_TEXT[n % 3 : n % 3 + length + 4 * n] for n in range(count)]
-    core, requests = make_core(runner, options), [(prompt, sampling) for prompt in prompts]
+    core = make_core(runner, options, draft=draft)
+    requests = [(prompt, sampling) for prompt in prompts]
     first, _ = tokens_of(core, requests)
     again, stats = tokens_of(core, requests)
     return first + again, stats

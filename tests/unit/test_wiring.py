@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -157,3 +158,14 @@ def test_the_engine_is_told_which_tower_to_load(tmp_path: Path) -> None:
     assert AsyncEngine(config)._start_message().mmproj == "tower.gguf"
     with pytest.raises(ConfigurationError, match="leave --mmproj out"):
         read_front(str(folder), settings)
+
+
+@pytest.mark.parametrize(
+    ("changes", "releases"),
+    [({}, True), ({"draft_model": "small.gguf"}, True), ({"host_cache": "1GiB"}, False)],
+)
+def test_windows_release_blocks_unless_a_tier_keeps_them(
+    changes: dict[str, Any], releases: bool
+) -> None:
+    settings = msgspec.structs.replace(Settings(), **changes)
+    assert load_options(settings, 128, causal=True).releases_windows is releases

@@ -100,6 +100,7 @@ class HipBackend:
             kv_step=windows.step_blocks * needs.block_bytes if windows else 0,
             window_groups=windows.count if windows else 0,
             window=windows.window if windows else 0,
+            kept_windows=needs.kept_windows,
             block_size=BLOCK_TOKENS,
             kv_dtype=cache_type(needs),
             context=needs.limits.context,

@@ -16,7 +16,13 @@ from rocmforge.backend.protocol import (
     Runner,
     RunnerInfo,
 )
-from rocmforge.backend.windows import WindowGroups, least_blocks, most_blocks, plan_windows
+from rocmforge.backend.windows import (
+    WindowGroups,
+    least_blocks,
+    most_blocks,
+    plan_windows,
+    why_windows_keep,
+)
 from rocmforge.checkpoint.tensor import Tensor
 from rocmforge.errors import ConfigurationError, OutOfMemory
 from rocmforge.logits.registry import load_processors
@@ -94,6 +100,7 @@ def _load(
     num_slots += snapshots
     needed = weights_bytes + adapter_bytes + num_slots * of_states
     windows = plan_windows(config, options, BLOCK_SIZE)
+    kept = why_windows_keep(config, options, BLOCK_SIZE)
     block_bytes = _block_bytes(config, windows)
     num_blocks = 0
     if causal:
@@ -137,7 +144,7 @@ def _load(
         window_groups=windows.count if windows else 0,
         window=windows.reach if windows else 0,
         predicts=config.predicts,
-        notes=(_NOTE,),
+        notes=(_NOTE, *([f"windows keep all blocks: {kept}"] if kept else [])),
     )
 
     def new_ops(kind: type[_Ops]) -> _Ops:

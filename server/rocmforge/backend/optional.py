@@ -143,6 +143,7 @@ class MemoryEstimate:
     kv_step: int = 0  # of the cache, for the tokens of one step in groups with a window
     window_groups: int = 0
     window: int = 0  # tokens
+    kept_windows: str = ""  # why layers with a window release nothing; empty if they do
     block_size: int  # tokens
     kv_dtype: str
     context: int  # tokens of one sequence

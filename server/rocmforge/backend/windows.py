@@ -55,9 +55,6 @@ def plan_windows(
     Kernels take keys and values in tiles, from a multiple of a tile on, and hide those before the
     window: what is hidden has to be numbers, so all blocks of such a tile are kept.
 
-    Caches share arrays only if they are alike. Draft tokens of a predictor and states count on one
-    block table. Where the context or the cache is short, there is nothing to release.
-
     Args:
         config: of the model.
         options: as for `load`.
@@ -65,22 +62,13 @@ def plan_windows(
         key_tile: tokens of the largest tile.
     """
     layers = config.layers
-    if not (options.releases_windows and config.causal) or config.predicts or config.has_states:
+    windows = [layer.window for layer in layers if layer.window is not None]
+    if _releases_little(config, options, block_size, key_tile) or _why_kept(config, options):
         return None
     full = [index for index, layer in enumerate(layers) if layer.window is None]
-    windows = [layer.window for layer in layers if layer.window is not None]
-    if not 0 < len(full) <= len(windows) or len({_cache_shape(layer) for layer in layers}) > 1:
-        return None
-    if layers[0].latent is not None:
-        return None
-    reach = max(windows) + max(0, key_tile - block_size)
+    reach = _reach(config, block_size, key_tile)
     of_sequence = window_blocks(reach, block_size)
     of_step = options.max_batched_tokens // block_size
-    shortest = -(-options.context_of(config) // block_size)
-    if options.kv_blocks is not None:
-        shortest = min(shortest, options.kv_blocks)
-    if of_sequence + of_step >= shortest:
-        return None
     places = []  # group, layer of group 0
     num_full = num_local = 0
     for layer in layers:
@@ -99,6 +87,62 @@ def plan_windows(
         sequence_blocks=max(groups) * of_sequence,
         step_blocks=max(groups) * of_step,
     )
+
+
+def why_windows_keep(
+    config: ModelConfig, options: LoadOptions, block_size: int, key_tile: int = 0
+) -> str:
+    """Returns why layers with a window keep what it has left behind; empty if they do not.
+
+    It is empty, too, where there would be little to release, as the context or the cache is short.
+    Arguments are those of `plan_windows`.
+    """
+    if _releases_little(config, options, block_size, key_tile):
+        return ""
+    return _why_kept(config, options)
+
+
+def _releases_little(
+    config: ModelConfig, options: LoadOptions, block_size: int, key_tile: int
+) -> bool:
+    """Returns whether no layer has a window that context and cache are much longer than."""
+    if not config.causal or all(layer.window is None for layer in config.layers):
+        return True
+    of_sequence = window_blocks(_reach(config, block_size, key_tile), block_size)
+    shortest = -(-options.context_of(config) // block_size)
+    if options.kv_blocks is not None:
+        shortest = min(shortest, options.kv_blocks)
+    return of_sequence + options.max_batched_tokens // block_size >= shortest
+
+
+def _reach(config: ModelConfig, block_size: int, key_tile: int) -> int:
+    windows = (layer.window for layer in config.layers if layer.window is not None)
+    return max(windows) + max(0, key_tile - block_size)
+
+
+def _why_kept(config: ModelConfig, options: LoadOptions) -> str:
+    """Returns why layers with a window keep everything; empty if they need not.
+
+    Caches share arrays only if they are alike. Draft tokens of a predictor and states count on one
+    block table.
+    """
+    layers = config.layers
+    num_full = sum(layer.window is None for layer in layers)
+    if not options.releases_windows:
+        return "what goes to a tier, or drafts, is blocks of all layers"
+    if config.predicts:
+        return "a predictor keeps hidden states in blocks of all layers"
+    if config.has_states:
+        return "snapshots of states are taken of all layers at once"
+    if num_full == 0:
+        return "all layers have a window, and none is left to share memory with"
+    if num_full > len(layers) - num_full:
+        return f"{num_full} of {len(layers)} layers have none"
+    if len({_cache_shape(layer) for layer in layers}) > 1:
+        return "their keys and values differ in size from those of layers without one"
+    if layers[0].latent is not None:
+        return "latent vectors are kept in blocks of all layers"
+    return ""
 
 
 def least_blocks(groups: WindowGroups | None, options: LoadOptions, context_blocks: int) -> int:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 from collections import Counter
 from dataclasses import dataclass
+from typing import Final
 
 import msgspec
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from rocmforge.backend.windows import plan_windows, why_windows_keep
 from rocmforge.commands.plan import show_plan, size_text
 from rocmforge.commands.terminal.output import fact_table, output_console
 from rocmforge.errors import ConfigurationError
@@ -22,8 +24,10 @@ from rocmforge.models.sampling import UNRECOMMENDED, SamplingDefaults
 from rocmforge.models.vision.config import VisionConfig
 from rocmforge.opening import describe
 from rocmforge.settings import Settings
-from rocmforge.wiring import warn_of_context
+from rocmforge.wiring import load_options, warn_of_context
 
+_BLOCK: Final = 32  # tokens
+_KEY_TILE: Final = 128  # tokens that kernels take at a time
 KV_ELEMENT_BYTES = {"f32": 4, "f16": 2, "int8": 1}
 
 
@@ -60,6 +64,7 @@ class InspectReport:
     config: ModelConfig | None  # None: not supported
     not_supported: str | None  # why
     kv_bytes: dict[str, int]  # for one sequence of `context` tokens, by type of the cache
+    windows: str  # what layers with a window do with what it has left behind; empty: nothing
     predicts: bool  # it has a predictor
     state_bytes: int  # of one sequence, whatever its length
     context: int
@@ -80,7 +85,7 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
     if arguments.memory is not None:
         raise ConfigurationError("--memory needs --plan.")
     contents = describe(find_model(arguments.model))
-    report = _report(contents, settings.max_context, with_tensors=arguments.tensors)
+    report = _report(contents, settings, with_tensors=arguments.tensors)
     if report.config is not None:
         warn_of_context(settings, report.config.max_context, report.name)
     if arguments.json:
@@ -93,11 +98,13 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
     return 0
 
 
-def _report(contents: Contents, max_context: int | None, *, with_tensors: bool) -> InspectReport:
+def _report(contents: Contents, settings: Settings, *, with_tensors: bool) -> InspectReport:
     config, context, predicts = contents.config, 0, False
+    tokens, windows = 0.0, ""
     if config is not None:
         config, predicts = without_predictor(config), config.predicts
-        context = min(max_context or config.max_context, config.max_context)
+        context = min(settings.max_context or config.max_context, config.max_context)
+        tokens, windows = _kept_tokens(config, settings, context)
     return InspectReport(
         path=str(contents.path),
         file_bytes=contents.size_bytes,
@@ -109,11 +116,12 @@ def _report(contents: Contents, max_context: int | None, *, with_tensors: bool) 
         config=config,
         not_supported=contents.refusal,
         kv_bytes={
-            kind: context * kv_bytes_per_token(config, size)
+            kind: int(tokens * kv_bytes_per_token(config, size))
             for kind, size in KV_ELEMENT_BYTES.items()
         }
         if config is not None and config.causal
         else {},
+        windows=windows,
         predicts=predicts,
         state_bytes=0 if config is None else state_bytes(config),
         context=context,
@@ -129,6 +137,26 @@ def _report(contents: Contents, max_context: int | None, *, with_tensors: bool) 
         if with_tensors
         else None,
     )
+
+
+def _kept_tokens(config: ModelConfig, settings: Settings, context: int) -> tuple[float, str]:
+    """Returns how many tokens the cache of one sequence keeps, if all layers had as many.
+
+    And what layers with a window do, in words. Blocks are those of the HIP backend.
+    """
+    options = load_options(
+        settings,
+        config.max_context,
+        causal=config.causal,
+        has_drafter=settings.other_draft_model is not None,
+    )
+    groups = plan_windows(config, options, _BLOCK, _KEY_TILE)
+    if groups is None:
+        kept = why_windows_keep(config, options, _BLOCK, _KEY_TILE)
+        return context, f"keep all blocks: {kept}" if kept else ""
+    share = groups.group_of.count(0) / config.num_layers
+    said = f"release what a window of {groups.window} tokens has left behind"
+    return (context + groups.sequence_blocks * _BLOCK) * share, said
 
 
 def _quantisation(contents: Contents) -> tuple[TypeShare, ...]:
@@ -182,6 +210,7 @@ def _model_rows(report: InspectReport, config: ModelConfig) -> list[tuple[str, s
             ("shape", f"{shape} ({kv_heads} KV), vocabulary {config.vocab_size}"),
             context,
             ("sliding", f"{windows} of {config.num_layers} layers" if windows else "no"),
+            *([("windows", report.windows)] * bool(report.windows)),
             weights,
             ("sampling", f"{report.sampling or UNRECOMMENDED} ({_origin(report)})"),
             ("KV cache", f"one sequence of {report.context} tokens: {caches}"),

@@ -186,8 +186,10 @@ def _plan(
     sequences, left = settings.max_sequences, max(estimate.left_for_kv, 0)
     kv_bytes = sequences * estimate.kv_sequence
     if settings.kv_blocks is not None:
-        kv_bytes = settings.kv_blocks * estimate.kv_block * (1 + estimate.window_groups)
-        kv_bytes -= estimate.kv_step
+        # Those of a draft model are of all its layers.
+        of_draft = 0 if draft is None else draft.kv_block
+        of_model = (estimate.kv_block - of_draft) * (1 + estimate.window_groups)
+        kv_bytes = settings.kv_blocks * (of_model + of_draft) - estimate.kv_step
     if estimate.kv_block:
         most = left // estimate.kv_sequence
         longest = min(estimate.longest_context, trained)
@@ -237,6 +239,7 @@ def _print(console: Console, plan: PlanReport, settings: Settings) -> None:
         *(states if estimate.states else []),
         ("KV cache", cache),
         *(windows if estimate.window_groups else []),
+        *([("windows", f"keep all blocks: {estimate.kept_windows}")] * bool(estimate.kept_windows)),
         ("all of it fits", "yes" if plan.fits else _shortfall(plan)),
         ("at most", _most(plan)),
     ]

@@ -17,9 +17,8 @@ from rocmforge.engine.cache.tiers.fingerprint import fingerprint_of
 from rocmforge.engine.context import context_note, settle_context
 from rocmforge.engine.draft.draft_memory import (
     both,
-    draft_blocks,
     draft_options,
-    shared_blocks,
+    share_memory,
 )
 from rocmforge.engine.ipc.messages import Start
 from rocmforge.engine.predictor_memory import PREDICTOR_LEFT_OUT, predictor_has_room
@@ -205,7 +204,8 @@ def _load_both(
     runner = choice.backend.load(model, options, progress)
     try:
         if for_draft.kv_blocks is None:
-            for_draft = replace(for_draft, kv_blocks=runner.info.num_blocks)
+            info = runner.info
+            for_draft = replace(for_draft, kv_blocks=info.num_blocks // (1 + info.window_groups))
         if runner.info.graphs == "failed":
             for_draft = replace(for_draft, graphs="off")
         drafting = choice.backend.load(
@@ -228,12 +228,4 @@ def _share(
     if not isinstance(backend, Planning):
         return options, for_draft
     estimate = backend.estimate(model, options, None)
-    draft_estimate = backend.estimate(draft, for_draft, None)
-    blocks = shared_blocks(estimate, draft_estimate, options)
-    # The plan has left out what may not be used, of the memory that was free before the first.
-    for_draft = replace(
-        for_draft,
-        kv_blocks=draft_blocks(blocks, draft_estimate, options),
-        memory_utilization=1.0,
-    )
-    return replace(options, kv_blocks=blocks), for_draft
+    return share_memory(estimate, backend.estimate(draft, for_draft, None), options)

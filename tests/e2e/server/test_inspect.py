@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -62,3 +63,27 @@ def test_an_unsupported_architecture_is_shown_with_the_reason(
 ) -> None:
     assert main(["inspect", str(llama_cpp_source / "models/ggml-vocab-falcon.gguf")]) == 0
     assert "Architecture 'falcon' is not supported" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(
+    ("name", "said", "tokens"),
+    [
+        # A seventh of its layers keep all, and in six groups a sequence has 7 blocks of 32 tokens.
+        ("gemma3", "release what a window of 7 tokens has left behind", (32768 + 6 * 7 * 32) / 7),
+        ("gemma4", "keep all blocks: their keys and values differ in size", 32768),
+        ("llama", "", 32768),
+    ],
+)
+def test_it_counts_what_layers_with_a_window_keep(
+    name: str, said: str, tokens: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = by_name(name)
+    long = replace(recipe, config=recipe.config | {"max_position_embeddings": 32768})
+    assert main(["inspect", str(write_model(long, tmp_path)), "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["windows"].startswith(said)
+    of_token = sum(
+        layer["num_kv_heads"] * (layer["key_dim"] + layer["value_dim"])
+        for layer in report["config"]["layers"]
+    )
+    assert report["kv_bytes"]["int8"] == int(tokens * of_token)

@@ -7,7 +7,13 @@ from dataclasses import dataclass, fields, replace
 from typing import Final
 
 from rocmforge.backend.protocol import LoadOptions
-from rocmforge.backend.windows import WindowGroups, least_blocks, most_blocks, plan_windows
+from rocmforge.backend.windows import (
+    WindowGroups,
+    least_blocks,
+    most_blocks,
+    plan_windows,
+    why_windows_keep,
+)
 from rocmforge.errors import OutOfMemory
 from rocmforge.models.blocks import ModelWeights
 from rocmforge.models.config import LayerConfig, ModelConfig
@@ -59,6 +65,7 @@ class MemoryNeeds:
     state_slots: int = 0  # so many
     snapshots: int = 0  # of those slots
     windows: WindowGroups | None = None  # of layers that release blocks
+    kept_windows: str = ""  # why none does
     activation_slices: int = 0  # of int8 activations in decode: kernels/include/rf/act.h
 
     @property
@@ -128,6 +135,11 @@ class MemoryPlan(MemoryNeeds):
                 f"activations  {mib(self.step_bytes)}",
                 *([f"states       {mib(self.states)}: {states}"] if self.states else []),
                 f"KV cache     {cache}",
+                *(
+                    [f"windows      keep all blocks: {self.kept_windows}"]
+                    if self.kept_windows
+                    else []
+                ),
                 f"allowed      {mib(self.allowed)}",
             )
         )
@@ -167,6 +179,7 @@ def measure(
         states=options.running_slots(config) * state_bytes(config),
         state_slots=options.running_slots(config),
         windows=plan_windows(config, options, BLOCK_TOKENS, KEY_TILE),
+        kept_windows=why_windows_keep(config, options, BLOCK_TOKENS, KEY_TILE),
         activation_slices=_activation_slices(config, options, stored_bytes(weights)),
     )
     one, left = state_bytes(config), needs.allowed - needs.fixed_bytes

@@ -35,8 +35,36 @@ def both(model: MemoryEstimate, draft: MemoryEstimate) -> MemoryEstimate:
     )
 
 
+def share_memory(
+    model: MemoryEstimate, draft: MemoryEstimate, options: LoadOptions
+) -> tuple[LoadOptions, LoadOptions]:
+    """Returns the options of a model and its draft model, so that both have room for as much.
+
+    Where layers release what their window has left behind, the model's cache gets all that the
+    other one leaves, as what a sequence takes of it depends on its length.
+
+    Raises:
+        OutOfMemory: as `shared_blocks`.
+    """
+    blocks = shared_blocks(model, draft, options)
+    # The plan has left out what may not be used, of the memory that was free before the first.
+    for_draft = replace(
+        draft_options(options),
+        kv_blocks=draft_blocks(blocks, draft, options),
+        memory_utilization=1.0,
+    )
+    if not model.window_groups:
+        return replace(options, kv_blocks=blocks), for_draft
+    of_draft = draft.weights + draft.activations + blocks * draft.kv_block
+    left = options.memory_utilization * (model.allowed - of_draft) / model.allowed
+    return replace(options, memory_utilization=left), for_draft
+
+
 def shared_blocks(model: MemoryEstimate, draft: MemoryEstimate, options: LoadOptions) -> int:
     """Returns the blocks of each cache, so that room in one is room in the other too.
+
+    Where the model's layers release blocks, they are those of a context, in layers without a
+    window.
 
     Args:
         model: what it would take with these options.
@@ -49,7 +77,11 @@ def shared_blocks(model: MemoryEstimate, draft: MemoryEstimate, options: LoadOpt
     """
     together = both(model, draft)
     per_sequence = -(-model.context // model.block_size)
-    fitting = max(together.left_for_kv, 0) // together.kv_block
+    least_bytes = together.kv_sequence
+    fitting = max(together.left_for_kv, 0) * per_sequence // least_bytes
+    if options.kv_blocks is not None and model.window_groups:  # which are of all layers
+        of_model = (1 + model.window_groups) * model.kv_block
+        fitting = max(together.left_for_kv + together.kv_step, 0) // (of_model + draft.kv_block)
     if options.kv_blocks is not None:
         blocks = least = options.kv_blocks
     else:

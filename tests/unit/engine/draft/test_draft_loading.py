@@ -15,6 +15,7 @@ from rocmforge.backend.protocol import LoadOptions, ProgressCallback
 from rocmforge.engine.draft.draft_memory import (
     draft_blocks,
     draft_options,
+    share_memory,
     shared_blocks,
 )
 from rocmforge.engine.loading import load
@@ -120,6 +121,21 @@ def test_each_sequence_has_room_in_both_caches() -> None:
     assert shared_blocks(MODEL, DRAFT, FEW) == 4 * 16
     assert shared_blocks(MODEL, DRAFT, replace(FEW, kv_blocks=77)) == 77
     assert draft_blocks(64, replace(DRAFT, context=64), FEW) == 4 * 4
+
+
+def test_a_cache_that_releases_windows_gets_what_the_other_one_leaves() -> None:
+    """A sequence takes 16 blocks of both, and 120 bytes for its windows; a step takes 200."""
+    model = replace(MODEL, window_groups=2, kv_windows=120, kv_step=200)
+    for sequences, blocks in ((4, 64), (64, 80)):
+        wanted = replace(FEW, max_sequences=sequences)
+        of_model, of_draft = share_memory(model, DRAFT, wanted)
+        assert (of_model.kv_blocks, of_draft.kv_blocks) == (None, blocks)
+        left = model.allowed * of_model.memory_utilization / wanted.memory_utilization
+        assert left == pytest.approx(model.allowed - 500 - blocks * 10)
+        assert left - 4_500 >= blocks * 30 + blocks // 16 * 120 + 200
+    assert shared_blocks(model, DRAFT, replace(FEW, kv_blocks=40)) == 40  # of 100 bytes each
+    with pytest.raises(OutOfMemory, match="The model and its draft model need"):
+        shared_blocks(model, DRAFT, replace(FEW, kv_blocks=41))
 
 
 @pytest.mark.parametrize(
