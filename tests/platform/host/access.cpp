@@ -26,18 +26,24 @@ namespace {
                                              verb, size, reinterpret_cast<void*>(address)));
 }
 
+[[noreturn, gnu::noinline]] void refuse_shared(const SharedMemory& shared, uintptr_t address,
+                                               size_t size, AccessKind kind) {
+  BlockRunner& runner = block_runner();
+  const std::string mistake =
+      shared.mistake(address, size, kind, runner.now(), runner.first_epoch());
+  runner.stop(hipErrorLaunchFailure, mistake);
+}
+
 [[gnu::always_inline]] inline void check_shared(SharedMemory& shared, uintptr_t address,
                                                 size_t size, AccessKind kind) {
-  BlockRunner& runner = block_runner();
-  const Moment now = runner.now();
-  if (shared.access(address, size, kind, now, runner.first_epoch())) [[likely]]
-    return;
-  runner.stop(hipErrorLaunchFailure,
-              shared.mistake(address, size, kind, now, runner.first_epoch()));
+  const BlockRunner& runner = block_runner();
+  if (!shared.access(address, size, kind, runner.now(), runner.first_epoch())) {
+    refuse_shared(shared, address, size, kind);
+  }
 }
 
 // What is no memory of the device, of the block or of the lane.
-void check_foreign(uintptr_t address, size_t size, bool writes) {
+[[gnu::noinline]] void check_foreign(uintptr_t address, size_t size, bool writes) {
   BlockRunner& runner = block_runner();
   if (!runner.running()) return;  // a constructor of a kernel library
   if (writes || !runner.launch().module->is_constant(address)) {
@@ -45,10 +51,10 @@ void check_foreign(uintptr_t address, size_t size, bool writes) {
   }
 }
 
-[[gnu::always_inline]] inline void check(uintptr_t address, size_t size, bool writes) {
-  BlockRunner& runner = block_runner();
+// An access to what is not on the lane's stack.
+[[gnu::always_inline]] inline void check_elsewhere(uintptr_t address, size_t size, bool writes) {
+  const BlockRunner& runner = block_runner();
   const AccessKind kind = writes ? AccessKind::kStore : AccessKind::kLoad;
-  if (runner.on_own_stack(address)) return;
   if (memory().in_arena(address)) {
     check_global(address, size, kind);
     return;
@@ -59,6 +65,15 @@ void check_foreign(uintptr_t address, size_t size, bool writes) {
   } else {
     check_foreign(address, size, writes);
   }
+}
+
+template <size_t kSize, bool kWrites>
+[[gnu::noinline]] void check_fixed(uintptr_t address) {
+  check_elsewhere(address, kSize, kWrites);
+}
+
+void check(uintptr_t address, size_t size, bool writes) {
+  if (!block_runner().on_own_stack(address)) check_elsewhere(address, size, writes);
 }
 
 // The beginning of what the undefined behaviour sanitizer passes: where in the source.
@@ -97,14 +112,15 @@ using namespace host;
 // The instruction that called the entry point.
 #define FROM_CALLER() block_runner().at_instruction(__builtin_return_address(0))
 
-#define CHECKED_ACCESS(size)                           \
-  HIP_API void __asan_load##size(uintptr_t address) {  \
-    FROM_CALLER();                                     \
-    check(address, size, false);                       \
-  }                                                    \
-  HIP_API void __asan_store##size(uintptr_t address) { \
-    FROM_CALLER();                                     \
-    check(address, size, true);                        \
+// A function of its own for what is not on the stack: the many accesses to that save no registers.
+#define CHECKED_ACCESS(size)                                                      \
+  HIP_API void __asan_load##size(uintptr_t address) {                             \
+    FROM_CALLER();                                                                \
+    if (!block_runner().on_own_stack(address)) check_fixed<size, false>(address); \
+  }                                                                               \
+  HIP_API void __asan_store##size(uintptr_t address) {                            \
+    FROM_CALLER();                                                                \
+    if (!block_runner().on_own_stack(address)) check_fixed<size, true>(address);  \
   }
 
 CHECKED_ACCESS(1)

@@ -27,9 +27,9 @@ namespace host {
   return true;
 }
 
-[[noreturn]] void refuse_global(uintptr_t address, size_t size, AccessKind kind);
+[[noreturn, gnu::noinline]] void refuse_global(uintptr_t address, size_t size, AccessKind kind);
 // Ends the launch with a finding if others have written this before, with nothing in between.
-void check_order(uintptr_t address, size_t size, AccessKind kind);
+[[gnu::noinline]] void check_order(uintptr_t address, size_t size, AccessKind kind);
 void record_write(uintptr_t address, size_t size, AccessKind kind);
 
 // Ends the launch with a finding if the running lane may not do this, else records it.

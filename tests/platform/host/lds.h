@@ -54,7 +54,8 @@ class SharedMemory {
 
   // Checks an access and records it. False for a mistake: `mistake`, called with the same, says
   // which. `first_epoch` is that in which the block began.
-  bool access(uintptr_t address, size_t size, AccessKind kind, Moment now, uint32_t first_epoch) {
+  [[gnu::always_inline]] bool access(uintptr_t address, size_t size, AccessKind kind, Moment now,
+                                     uint32_t first_epoch) {
     const bool inside = recent_ && address - recent_->begin < recent_->size;
     if (!inside && !array_of(address)) return false;
     if (address + size > recent_->begin + recent_->size) return false;
@@ -93,15 +94,16 @@ class SharedMemory {
 
   size_t word_of(uintptr_t address) const { return address / kWord - begin_ / kWord; }
   const Touch& touch_at(uintptr_t address) const;
-  bool access_word(Touch& word, AccessKind kind, Moment now, uint32_t first_epoch);
-  bool access_bytes(uintptr_t address, size_t size, AccessKind kind, Moment now,
-                    uint32_t first_epoch);
+  [[gnu::noinline]] bool access_word(Touch& word, AccessKind kind, Moment now,
+                                     uint32_t first_epoch);
+  [[gnu::noinline]] bool access_bytes(uintptr_t address, size_t size, AccessKind kind, Moment now,
+                                      uint32_t first_epoch);
   bool is_split(const Touch& word) const;
   void split(Touch& word);
   void join(Touch& word, Moment now, uint32_t first_epoch);
   Touch* bytes_of(const Touch& word) { return &bytes_[(&word - words_.data()) * kWord]; }
 
-  const SharedArray* array_of(uintptr_t address) const;
+  [[gnu::noinline]] const SharedArray* array_of(uintptr_t address) const;
   std::string out_of_bounds(uintptr_t address, size_t size, AccessKind kind) const;
   std::string at(uintptr_t address) const;
 

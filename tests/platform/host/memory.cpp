@@ -166,6 +166,8 @@ void Memory::trim_writers() {
   if (pages_written_ * kPage * sizeof(*writers_) > kMostWriters) forget_writers();
 }
 
+void Memory::note_touched(Allocation& allocation) { touched_.push_back(&allocation); }
+
 std::vector<Allocation*> Memory::take_touched() { return std::exchange(touched_, {}); }
 
 size_t Memory::live_bytes() const {

@@ -29,7 +29,7 @@ struct Extent {
   size_t begin = SIZE_MAX, end = 0;
 
   bool empty() const { return end == 0; }
-  void include(size_t from, size_t to) {
+  [[gnu::always_inline]] void include(size_t from, size_t to) {
     begin = from < begin ? from : begin;
     end = to > end ? to : end;
     const size_t first = from / kGranule, last = (to - 1) / kGranule;
@@ -54,7 +54,7 @@ struct Extent {
  private:
   static constexpr size_t kGranule = 32;
 
-  void include_granules(size_t first, size_t last);
+  [[gnu::noinline]] void include_granules(size_t first, size_t last);
   // Makes room for these words.
   void cover(size_t first, size_t last);
 
@@ -137,10 +137,10 @@ class Memory {
   void copy_initialised(uintptr_t to, uintptr_t from, size_t bytes);
 
   // Widens what the running operation has read or written of the allocation at this address.
-  void note_use(uintptr_t address, size_t size, bool writes) {
+  [[gnu::always_inline]] void note_use(uintptr_t address, size_t size, bool writes) {
     if (!size) return;
     Allocation& a = *page(address).owner;
-    if (a.read.empty() && a.written.empty()) touched_.push_back(&a);
+    if (a.read.empty() && a.written.empty()) note_touched(a);
     const size_t offset = address - a.begin;
     (writes ? a.written : a.read).include(offset, offset + size);
   }
@@ -156,6 +156,8 @@ class Memory {
   size_t live_count() const;
 
  private:
+  [[gnu::noinline]] void note_touched(Allocation& allocation);
+
   static constexpr size_t kArenaBytes = size_t{1} << 38;
 
   uintptr_t arena_ = 0, next_ = 0;
@@ -172,7 +174,7 @@ class Memory {
 
 // The one instance, made at the first use.
 extern Memory* memory_instance;
-Memory& make_memory();
+[[gnu::noinline]] Memory& make_memory();
 inline Memory& memory() { return memory_instance ? *memory_instance : make_memory(); }
 
 }  // namespace host

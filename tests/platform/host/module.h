@@ -44,7 +44,7 @@ class Module {
 
   Module() = default;
   void read_segments(const void* image);
-  SharedMemory* find_shared(uintptr_t address);
+  [[gnu::noinline]] SharedMemory* find_shared(uintptr_t address);
 
   void* library_ = nullptr;
   uintptr_t base_ = 0;

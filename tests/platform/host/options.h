@@ -22,7 +22,7 @@ struct Options {
 
 // The one instance, made at the first use; lane order and stale replays change while tests run.
 extern Options* options_instance;
-Options& make_options();
+[[gnu::noinline]] Options& make_options();
 inline Options& options() { return options_instance ? *options_instance : make_options(); }
 
 LaneOrder lane_order_named(const char* name);
