@@ -65,7 +65,7 @@ install:
 lock *arguments:
     UV_CUSTOM_COMPILE_COMMAND="just lock" uv pip compile --quiet --universal --generate-hashes \
       --no-emit-index-url --no-annotate --output-file requirements.lock \
-      --extra otel --extra multi --extra ray --group demo --group dev --group docs {{ arguments }} pyproject.toml
+      --extra otel --extra multi --extra ray --group demo --group dev --group docs --group release {{ arguments }} pyproject.toml
 
 # The test suite with the newest versions of everything, in an environment of its own.
 latest *arguments:
@@ -80,6 +80,10 @@ serve *arguments:
 # Measures the demo model on this machine.
 bench *arguments:
     rocmforge bench smollm2 {{ arguments }}
+
+# The bill of materials of a wheel, beside it, as CycloneDX: `just sbom dist/rocmforge-*.whl`.
+sbom wheel:
+    python -m release.sbom {{ wheel }}
 
 # Fetches the libraries of the page at /.
 page:
