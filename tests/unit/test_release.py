@@ -55,6 +55,17 @@ def test_the_bill_of_materials_lists_what_pip_installs_with_the_wheel(bom: Any) 
     assert packages(bom, "pypi") == installed
 
 
+def test_what_an_extra_needs_is_in_it(tmp_path: Path) -> None:
+    path = tmp_path / "rocmforge-0.1.0-py3-none-any.whl"
+    text = "Name: rocmforge\nVersion: 0.1.0\nLicense-Expression: Apache-2.0\n"
+    with ZipFile(path, "w") as archive:
+        needs = "Requires-Dist: hip-python[systems]\nRequires-Dist: ray; extra == 'ray'\n\n"
+        archive.writestr("rocmforge-0.1.0.dist-info/METADATA", text + needs)
+    names = {name for name, _ in packages(json.loads(sbom.make_bom(path)), "pypi")}
+    assert "rocm-bindings-systems" in names
+    assert "ray" not in names
+
+
 @pytest.mark.skipif(shutil.which("npm") is None, reason="npm is not installed")
 def test_it_lists_the_libraries_of_the_page_as_npm_does(bom: Any, tmp_path: Path) -> None:
     for name in ("package.json", "package-lock.json"):
