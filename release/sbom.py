@@ -134,7 +134,7 @@ def _libraries() -> Iterator[Component]:
     """Yields the libraries of the page, which are in the wheel."""
     lock = json.loads(_PAGE_LOCK.read_text(encoding="utf-8"))
     for path, entry in lock["packages"].items():
-        if not path:
+        if not path or entry.get("dev"):
             continue
         group, _, name = path.rpartition("node_modules/")[2].rpartition("/")
         purl = PackageURL("npm", group or None, name, entry["version"])
