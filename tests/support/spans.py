@@ -12,6 +12,7 @@ from rocmforge.backend.protocol import Float32Array, LoadOptions, Runner
 from rocmforge.engine.ipc.params import SamplingParams, TokenLogprob
 from rocmforge.engine.ipc.prompt import EmbeddingSpan, Prompt, TokenSpan, embedding_span
 from rocmforge.engine.ipc.status import EngineStats
+from rocmforge_reference.ops import rms_norm
 from tests.data.models.tiny_models import TinyModel, hf_weights
 from tests.support.core import make_core, reports
 from tests.support.fake_backend import HIDDEN_SIZE
@@ -57,13 +58,15 @@ def embedded(
 
 
 def begun_with(model: TinyModel) -> Float32Array:
-    """What a tiny model begins with for each token: its table, scaled, [V, hidden_size]."""
+    """A tiny model's rows for each token: its table, scaled or normed, [V, hidden_size]."""
     weights, config = hf_weights(model), model.config
     scale = math.sqrt(config["hidden_size"]) if model.is_gemma else 1.0
     # All of the residual is divided by the scale of what is added to it.
     scale *= config.get("embedding_multiplier", 1) / config.get("residual_multiplier", 1)
     own = ("model.embed_tokens.weight", "backbone.embeddings.weight")
     table = next(weights[name] for name in own if name in weights)
+    if model.architecture == "muse-glimmer":
+        return rms_norm(table, np.ones(table.shape[1], np.float32), config["rms_norm_eps"])
     return table * np.float32(scale)
 
 

@@ -126,6 +126,20 @@ def _delta_config(*kinds: str, **changes: Any) -> dict[str, Any]:
     )
 
 
+def _axes(pairs: int) -> list[int]:
+    """Pairs of a head that belong to each axis of positions."""
+    return [pairs - 2 * (pairs // 3), pairs // 3, pairs // 3] if pairs > 2 else [1, 1, 0]
+
+
+def _with_axes(config: dict[str, Any], pairs: int) -> dict[str, Any]:
+    rope = config["rope_parameters"] | {"mrope_section": _axes(pairs)}
+    return config | {"rope_parameters": rope}
+
+
+def _axis_keys(pairs: int) -> dict[str, Value]:
+    return {"rope.dimension_sections": np.array([*_axes(pairs), 0], np.int32)}
+
+
 def _delta_keys(changes: dict[str, Value]) -> dict[str, Value]:
     return {
         "attention.key_length": 16,
@@ -197,8 +211,8 @@ def _qwen_experts(config: dict[str, Any]) -> Shapes:
     return shapes | _qwen_network("mlp.shared_expert", dim, shared)
 
 
-_QWEN35: Final = _delta_config("linear", "linear", "linear", "full")
-_QWEN35_MOE: Final = _delta_config("linear", "full", "linear", **_EXPERTS)
+_QWEN35: Final = _with_axes(_delta_config("linear", "linear", "linear", "full"), 2)
+_QWEN35_MOE: Final = _with_axes(_delta_config("linear", "full", "linear", **_EXPERTS), 2)
 _QWEN_NEXT: Final = _delta_config(
     "linear", "linear", "full", decoder_sparse_step=1, mlp_only_layers=[], **_EXPERTS
 )
@@ -236,7 +250,7 @@ RECURRENT_MODELS: Final = (
         seed=203,
         config=_QWEN35,
         shapes=delta_shapes(_QWEN35, fused=False),
-        keys=_delta_keys({"rope.dimension_sections": np.array([1, 1, 0, 0], np.int32)}),
+        keys=_delta_keys(_axis_keys(2)),
     ),
     TinyModel(
         name="qwen35moe",
@@ -246,11 +260,7 @@ RECURRENT_MODELS: Final = (
         config=_QWEN35_MOE,
         shapes=delta_shapes(_QWEN35_MOE, fused=False),
         keys=_delta_keys(
-            _EXPERT_KEYS
-            | {
-                "rope.dimension_sections": np.array([1, 1, 0, 0], np.int32),
-                "full_attention_interval": 2,
-            },
+            _EXPERT_KEYS | _axis_keys(2) | {"full_attention_interval": 2},
         ),
     ),
     TinyModel(
@@ -296,6 +306,8 @@ def larger_delta(model: TinyModel, delta_dim: int = 32, head_dim: int = 64) -> T
         "ssm.state_size": delta_dim,
         "ssm.inner_size": _VALUE_HEADS * delta_dim,
     }
+    if "rope.dimension_sections" in keys:
+        config, keys = _with_axes(config, head_dim // 8), keys | _axis_keys(head_dim // 8)
     if "num_experts" in config:
         shared = 64 if model.architecture == "qwen35moe" else 96  # as the other experts, or not
         config |= {"moe_intermediate_size": 64, "shared_expert_intermediate_size": shared}
