@@ -25,23 +25,24 @@ __device__ __forceinline__ void cap_scores(TileScores<kKeyTiles>& scores, const 
   }
 }
 
-// The keys [begin, end) that a query sees.
+// Where a query stands, and the last key that it sees.
 struct SeenKeys {
-  int begin, end;
+  int position, last;
 };
 
-// Hides all other keys.
+// Hides the keys behind that, and those before a query's window. Compared in this form, large heads
+// have the registers for it on all targets; a first key that is ready takes more.
 template <int kKeyTiles>
 __device__ __forceinline__ void mask_scores(TileScores<kKeyTiles>& scores,
                                             const SeenKeys (&seen)[mma::MatrixUnit::kLaneColumns],
-                                            int first_key) {
+                                            int first_key, int window) {
 #pragma unroll
   for (int tile = 0; tile < kKeyTiles; ++tile) {
 #pragma unroll
     for (int i = 0; i < kTileValues; ++i) {
       const SeenKeys& own = seen[mma::MatrixUnit::lane_column(i)];
       const int key = first_key + tile * kTile + mma::MatrixUnit::row(i);
-      if (key >= own.end || key < own.begin) scores[tile][i] = -kInfinity;
+      if (key > own.last || key < first_visible(own.position, window)) scores[tile][i] = -kInfinity;
     }
   }
 }
@@ -139,7 +140,7 @@ __device__ __forceinline__ void attention_prefill(const PrefillInput& in,
     }
     for (int lane_column = 0; lane_column < kLaneColumns; ++lane_column) {
       const int row = wave_row + tile * kTile + MatrixUnit::column(lane_column);
-      seen[tile][lane_column] = {first_visible(position_of(row), in.window), end_of(row)};
+      seen[tile][lane_column] = {position_of(row), end_of(row) - 1};
     }
   }
 
@@ -191,7 +192,7 @@ __device__ __forceinline__ void attention_prefill(const PrefillInput& in,
 #pragma unroll
       for (int tile = 0; tile < kWaveTiles; ++tile) {
         if (in.rule.softcap > 0.0f) cap_scores(scores[tile], in.rule);
-        if (masked) mask_scores(scores[tile], seen[tile], base);
+        if (masked) mask_scores(scores[tile], seen[tile], base, in.window);
         softmax[tile].add(scores[tile], factor);
 #pragma unroll
         for (int key = 0; key < kKeyTiles; ++key)
