@@ -11,10 +11,10 @@ __device__ __forceinline__ void embed_between(const uint8_t* table, const int32_
                                               const float* shares, float* out, int table_rows,
                                               int quant_blocks) {
   constexpr int kPerItem = Format::kPerItem;
-  const int item = static_cast<int>(blockIdx.x) * kEmbedBetweenThreads + threadIdx.x;
+  const int item = static_cast<int>(blockIdx.y) * kEmbedBetweenThreads + threadIdx.x;
   if (item >= quant_blocks * kQuantBlock / kPerItem) return;
   const int stored_rows = (table_rows + kRowAlign - 1) / kRowAlign * kRowAlign;
-  const int64_t token = blockIdx.y;
+  const int64_t token = blockIdx.x;
   Vec<float, 4> sums[kPerItem / 4] = {};
 #pragma unroll
   for (int i = 0; i < kEmbedBetweenRows; ++i) {
@@ -31,10 +31,10 @@ __device__ __forceinline__ void embed_between(const uint8_t* table, const int32_
 
 }  // namespace rf
 
-// table: a matrix of weights.h with `table_rows` rows of 32 quant blocks. rows: [gridDim.y, 4],
-// each below `table_rows`. shares: f32 [gridDim.y, 4]. out: f32 [gridDim.y, 32 * quant_blocks], the
-// sum of share * table[row]. Grid: (ceil(16-byte items of a row of the table / 64), tokens),
-// block 64.
+// table: a matrix of weights.h with `table_rows` rows of 32 quant blocks. rows: [gridDim.x, 4],
+// each below `table_rows`. shares: f32 [gridDim.x, 4]. out: f32 [gridDim.x, 32 * quant_blocks], the
+// sum of share * table[row]. Grid: (tokens, ceil(16-byte items of a row of the table / 64)), block
+// 64: a grid has 65,535 blocks along its second side, and a large picture more patches.
 #define RF_EMBED_BETWEEN(name, Format, ...)                                                       \
   extern "C" __global__ __launch_bounds__(rf::kEmbedBetweenThreads) void rf_embed_between_##name( \
       const uint8_t* __restrict__ table, const int32_t* __restrict__ rows,                        \

@@ -29,8 +29,10 @@ from tests.support.towers import load_both, shown
 pytestmark = pytest.mark.slow
 
 TOLERANCE = 0.01  # relative to the largest element: halves between matrix products
-OPTIONS = replace(SMALL, max_context=256, kv_blocks=64, max_batched_tokens=128)
-SAMPLING = SamplingParams(max_tokens=4, temperature=0.0)
+OPTIONS = replace(
+    SMALL, max_context=256, kv_blocks=64, max_batched_tokens=128, decode_variant="fused"
+)
+SAMPLING = SamplingParams(max_tokens=12, temperature=0.0)
 
 
 @pytest.mark.parametrize("model", TOWERS, ids=lambda model: model.name)

@@ -34,7 +34,7 @@ def test_adds_shares_of_rows(
         out,
         rows,
         table.quant_blocks,
-        grid=(-(-items // 64), len(taken)),
+        grid=(len(taken), -(-items // 64)),
         block=64,
     )
     expected = (table.values()[taken] * shares[..., None].astype(np.float64)).sum(axis=1)

@@ -108,7 +108,7 @@ class RowKernels:
         name = table.format.name
         items = features * (4 if name == "f32" else 2) // _ITEM_BYTES
         self._between[name].launch(
-            (ceil_div(items, _EMBED_THREADS), rows, 1),
+            (rows, ceil_div(items, _EMBED_THREADS), 1),
             _EMBED_THREADS,
             table=table.data,
             rows=step.inputs.place_ids,
