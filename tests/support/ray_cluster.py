@@ -20,7 +20,7 @@ from typing import Any
 
 from tests.support.server import ROOT, free_port
 
-CPUS = 8  # that Ray counts with, whatever there are
+CPUS = 4  # that Ray counts with, whatever there are; it starts as many idle workers
 START_S = 240.0
 POLL_S = 0.25
 

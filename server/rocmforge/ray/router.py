@@ -64,16 +64,23 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
     def _candidate(self, replica: RunningReplica) -> Candidate:
         stats = replica.routing_stats
         keys = self._keys_of(replica.replica_id, stats.get("keys", b""))
-        sent: Mapping[Key, float] = self._sent.get(replica.replica_id, {})
-        now = time.monotonic()
+        sent = self._sent_lately(replica.replica_id)
         known = self.replica_queue_len_cache.get(replica.replica_id)
         return Candidate(
             id=replica.replica_id.unique_id,
             load=stats.get("load", 0) if known is None else known,
             is_ready=stats.get("ready", True),
             models=frozenset(stats.get("models", ())),
-            has_key=lambda key: key in keys or sent.get(key, 0.0) > now,
+            num_keys=max(len(keys), len(sent)),
+            has_key=lambda key: key in keys or key in sent,
         )
+
+    def _sent_lately(self, replica_id: ReplicaID) -> Mapping[Key, float]:
+        sent = self._sent.setdefault(replica_id, OrderedDict())
+        now = time.monotonic()
+        while sent and next(iter(sent.values())) < now:
+            sent.popitem(last=False)
+        return sent
 
     def _keys_of(self, replica_id: ReplicaID, row: bytes) -> frozenset[Key]:
         known = self._published.get(replica_id)

@@ -48,6 +48,7 @@ class Candidate:
 
     id: str
     load: int = 0  # requests that it has: running and waiting
+    num_keys: int = 0  # that it has
     is_ready: bool = True
     models: frozenset[str] = frozenset()  # names of those in memory, adapters too
     has_key: Callable[[Key], bool] = field(default=lambda key: False)
@@ -124,12 +125,12 @@ def ranked(candidates: Sequence[Candidate], hint: Hint) -> list[list[str]]:
     rest, those with the model in memory come first. Of these, the one with the longest prefix is
     preferred, unless it has more than `SLACK` requests more than the one with the fewest, and
     more than half as many again: a prefix saves a part of one request, a queue costs all of it.
-    Without a prefix it is the less loaded of two at random.
+    Without a prefix it is the less loaded of two at random; of equals, the one with fewer keys.
     """
     able = _preferring(candidates, lambda each: each.id not in hint.tried and each.is_ready)
     home = [each for each in able if each.id == hint.home]
     near = _preferring(able, lambda each: hint.model in each.models)
-    two = random.sample(near, min(2, len(near)))
+    two = sorted(random.sample(near, min(2, len(near))), key=lambda each: each.num_keys)
     ranks = [home, _with_prefix(near, hint.keys), two, able]
     return [[each.id for each in rank] for rank in ranks if rank]
 

@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 SEQUENCES = 8  # of a replica at once
 STREAMS = 32
 NAME = "tiny"
-REPLICA = {"num_replicas": 2, "ray_actor_options": {"num_cpus": 1, "num_gpus": 0}}
+REPLICA = {"num_replicas": 2, "ray_actor_options": {"num_cpus": 0.5, "num_gpus": 0}}
 PATIENCE_S = 60.0
 
 

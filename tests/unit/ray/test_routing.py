@@ -114,6 +114,14 @@ def test_without_a_prefix_two_at_random_are_asked() -> None:
     assert set(seen) == set("abcd")
 
 
+def test_of_two_equals_the_one_with_fewer_keys_is_named_first() -> None:
+    for _ in range(10):
+        ((name, _other), *_) = ranked(
+            [candidate("a", num_keys=9), candidate("b", num_keys=2)], Hint()
+        )
+        assert name == "b"
+
+
 def test_replicas_with_the_model_in_memory_come_first() -> None:
     replicas = [candidate("a", keys=KEYS), candidate("b", 9, models=frozenset({"adapter"}))]
     assert first(replicas, keys=KEYS, model="adapter") == "b"
