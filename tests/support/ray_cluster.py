@@ -151,12 +151,19 @@ def main(port: int, cpus: int) -> None:
     import ray
     from ray import serve
 
-    ray.init(
-        num_cpus=cpus,
-        include_dashboard=False,
-        object_store_memory=80 * 2**20,
-        _node_ip_address="127.0.0.1",
-    )
+    for is_last in (False, False, True):
+        try:  # Ray gives its own processes 30 s to start, which a busy machine may not have
+            ray.init(
+                num_cpus=cpus,
+                include_dashboard=False,
+                object_store_memory=80 * 2**20,
+                _node_ip_address="127.0.0.1",
+            )
+            break
+        except Exception:
+            ray.shutdown()
+            if is_last:
+                raise
     serve.start(http_options={"host": "127.0.0.1", "port": port}, proxy_location="HeadOnly")
     try:
         for line in sys.stdin:
