@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 
 from rocmforge.backend.protocol import RunnerInfo
 from rocmforge.engine.ipc.status import EngineStatus
-from rocmforge.sensors import energy_j, power_w
+from rocmforge.sensors.power import energy_j, power_w
 
 SYSFS: Final = Path("/sys")
 FAMILIES: Final = (

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from rocmforge.sensors import power_w
+from rocmforge.sensors.power import power_w
 
 AMD: Final = "0x1002"
 _DISPLAY_CLASSES: Final = ("0x03", "0x12")  # display controllers, processing accelerators

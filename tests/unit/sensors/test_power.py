@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rocmforge.sensors import energy_j, power_w
+from rocmforge.sensors.power import energy_j, power_w
 
 
 @pytest.mark.parametrize(
