@@ -15,7 +15,9 @@ from rocmforge.api.metrics.fleet import FleetMetrics
 from rocmforge.engine.ipc.status import EngineStats, EngineStatus, ProofStatus
 from rocmforge.engine.ipc.totals import Totals
 from rocmforge.fleet.fleet import Fleet
+from rocmforge.sensors.watch import DeviceWatch
 from tests.api.fake_engine import RUNNER, FakeEngine, make_model
+from tests.support.device_tree import DeviceTree
 
 _HEAD = """# Metrics
 
@@ -62,19 +64,21 @@ def text() -> str:
 
 def _families() -> Iterator[Metric]:
     with TemporaryDirectory() as folder:
-        sensors = Path(folder) / "bus/pci/devices" / _DEVICE / "hwmon/hwmon0"
-        sensors.mkdir(parents=True)
-        for name in ("power1_average", "energy1_input"):
-            (sensors / name).write_text("1\n", encoding="utf-8")
+        DeviceTree(Path(folder), _DEVICE)
+        watch = DeviceWatch(Path(folder), interval_s=0.01)
+        watch.follow(frozenset({_DEVICE}))
         engine = _Engine(
             runner=replace(RUNNER, copy_bandwidth=1.0, bus_ids=(_DEVICE,), state_slots=1)
         )
-        fleet = Fleet([make_model(engine)])
-        metrics = FleetMetrics(fleet, Path(folder))
+        fleet = Fleet([make_model(engine)], watch=watch)
+        metrics = FleetMetrics(fleet)
         of_model = metrics.of(fleet.models[0])
         of_model.name_key(1, "alice")
         of_model.used("alice", prompt_tokens=1, completion_tokens=1)
         of_model.finished("stop")
         of_model.refused(400)
+        while not watch.sight.idle_power_w:
+            watch.look_soon(1.0)
+        watch.stop()
         exposition, _ = metrics.render("", vllm_names=True)
         yield from text_string_to_metric_families(exposition.decode())

@@ -42,9 +42,26 @@ Nothing here knows HTTP: `api/http/errors.py` holds the one table that turns the
 
 from __future__ import annotations
 
+from enum import StrEnum
+
+
+class Fault(StrEnum):
+    """The kinds of reasons for which an engine process ends; `engine.client.faults` has advice."""
+
+    HANG = "hang"  # no news in time: a kernel that does not end, or a driver that waits
+    RESET = "reset"  # the kernel reset the device
+    LOST = "lost"  # the device or its driver does not answer any more
+    MEMORY = "memory"  # an error in the device's memory that ECC cannot correct
+    ADDRESS = "address"  # a kernel touched memory that is not there
+    KERNEL = "kernel"  # a kernel failed otherwise
+    CRASH = "crash"  # the process ended without a word
+    ERROR = "error"  # anything else
+
 
 class RocmForgeError(Exception):
     """Base of all errors raised on purpose; `message` is safe to show to a client."""
+
+    fault = Fault.ERROR
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
@@ -200,12 +217,13 @@ class EngineError(RocmForgeError):
 
 
 class BackendError(EngineError):
-    """A backend call failed. `call` names it, `detail` says how."""
+    """A backend call failed. `call` names it, `detail` says how, `fault` of what kind it is."""
 
-    def __init__(self, call: str, detail: str) -> None:
+    def __init__(self, call: str, detail: str, fault: Fault = Fault.ERROR) -> None:
         super().__init__(f"{call} failed: {detail}")
         self.call = call
         self.detail = detail
+        self.fault = fault
 
 
 class OutOfMemory(EngineError):

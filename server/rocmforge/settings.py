@@ -329,6 +329,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     resume: Annotated[
         bool, _about("continue running requests after the engine had to be restarted")
     ] = False
+    restart_limit: Annotated[
+        int, _about("restarts without a finished request until a model fails; 0 = no limit", ge=0)
+    ] = 10
     step_timeout: Annotated[
         float, _about("seconds after which a silent engine counts as hung", "SECONDS", gt=0)
     ] = 120.0

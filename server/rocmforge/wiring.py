@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import string
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -40,6 +41,7 @@ from rocmforge.models.rank_head import RankHead, read_rank_head
 from rocmforge.models.sampling import UNRECOMMENDED, SamplingDefaults
 from rocmforge.models.vision.config import VisionConfig
 from rocmforge.opening import open_checkpoint
+from rocmforge.sensors.watch import DeviceWatch
 from rocmforge.served_models import ModelSettings
 from rocmforge.settings import AUTO, MTP, NO_DRAFT_MODEL, Settings
 from rocmforge.sizes import parse_size
@@ -185,8 +187,15 @@ def _sampling_defaults(checkpoint: Checkpoint, settings: Settings) -> SamplingDe
     return defaults
 
 
-def build_fleet(models: Sequence[ModelSettings], settings: Settings) -> Fleet:
+def build_fleet(
+    models: Sequence[ModelSettings], settings: Settings, root: Path = Path("/")
+) -> Fleet:
     """Builds all models, none of them loaded yet.
+
+    Args:
+        models: those that are served.
+        settings: of all of them.
+        root: where the kernel's files about devices are looked for.
 
     Raises:
         ModelLoadError: one of the files cannot be served.
@@ -206,8 +215,9 @@ def build_fleet(models: Sequence[ModelSettings], settings: Settings) -> Fleet:
         ],
         settings.max_loaded_models,
     )
+    watch = DeviceWatch(root, pid=os.getpid())
     served = [
-        build_model(front, model.settings, policy, share)
+        build_model(front, model.settings, policy, share, watch)
         for model, front, policy, share in zip(models, fronts, policies, shares, strict=True)
     ]
     return Fleet(
@@ -217,6 +227,7 @@ def build_fleet(models: Sequence[ModelSettings], settings: Settings) -> Fleet:
             load_timeout_s=settings.load_timeout,
             drain_timeout_s=settings.drain_timeout,
         ),
+        watch,
     )
 
 
@@ -236,6 +247,7 @@ def build_model(
     settings: Settings,
     policy: ModelPolicy | None = None,
     memory_share: float | None = None,
+    watch: DeviceWatch | None = None,
 ) -> ServedModel:
     """Builds a model under the names that clients use, which is not loaded yet."""
     config = engine_config(front, settings)
@@ -245,7 +257,7 @@ def build_model(
     verifier = Verifier(proof_config(settings)) if settings.verify_rate else None
 
     def make_engine(totals: Totals) -> AsyncEngine:
-        return AsyncEngine(config, totals, verifier)
+        return AsyncEngine(config, totals, verifier, watch)
 
     name, *aliases = front.names
     return ServedModel(
@@ -274,7 +286,7 @@ def build_model(
 
 def build_engine(front: ModelFront, settings: Settings) -> AsyncEngine:
     """Builds the engine for that model alone; nothing is started yet."""
-    return AsyncEngine(engine_config(front, settings))
+    return AsyncEngine(engine_config(front, settings), watch=DeviceWatch(pid=os.getpid()))
 
 
 def engine_config(front: ModelFront, settings: Settings) -> EngineConfig:
@@ -304,6 +316,7 @@ def engine_config(front: ModelFront, settings: Settings) -> EngineConfig:
         log_format=settings.log_format,
         step_timeout_s=settings.step_timeout,
         load_timeout_s=settings.load_timeout,
+        restart_limit=settings.restart_limit,
     )
 
 

@@ -183,6 +183,14 @@ class FakeEngine:
     async def wait_ready(self) -> None:
         """It is."""
 
+    async def wait_given_up(self) -> RocmForgeError:
+        """Nobody gives it up."""
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    def end_for_device(self, device: str, why: str) -> None:
+        """It has no device."""
+
     async def drain(self, timeout_s: float) -> bool:
         """Waits for nobody."""
         return True

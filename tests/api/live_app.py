@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,6 @@ import uvicorn
 from rocmforge.api.app import build_app
 from rocmforge.api.http.keys import Keyring, given_keys
 from rocmforge.api.http.settings import ApiSettings
-from rocmforge.api.metrics.devices import SYSFS
 from rocmforge.api.metrics.fleet import FleetMetrics
 from rocmforge.commands.http.server import http_config, listen
 from rocmforge.engine.client.client import AsyncEngine
@@ -25,6 +25,7 @@ from rocmforge.fleet.entry import FleetEntry
 from rocmforge.fleet.fleet import Fleet
 from rocmforge.fleet.model import ServedModel
 from rocmforge.gguf.tokenizer import read_templates, read_tokenizer
+from rocmforge.sensors.watch import DeviceWatch
 from rocmforge.text.template.template import ChatTemplates
 from rocmforge.text.tokenizer.token_sets import TokenSets
 from rocmforge.text.tokenizer.tokenizer import Tokenizer
@@ -53,7 +54,8 @@ async def serve(arguments: argparse.Namespace) -> None:
         max_waiting=arguments.max_waiting,
         resume=arguments.resume,
     )
-    entry = FleetEntry("tiny", lambda totals: AsyncEngine(config, totals))
+    watch = DeviceWatch(arguments.root, interval_s=0.2, pid=os.getpid())
+    entry = FleetEntry("tiny", lambda totals: AsyncEngine(config, totals, watch=watch))
     model = ServedModel(
         name="tiny",
         entry=entry,
@@ -66,8 +68,8 @@ async def serve(arguments: argparse.Namespace) -> None:
     )
     keys = Keyring(given_keys(arguments.api_key))
     limits = ApiSettings(vllm_metrics=True, receive_timeout_s=arguments.receive_timeout)
-    fleet = Fleet([model])
-    app = build_app(fleet, limits, keys, metrics=FleetMetrics(fleet, arguments.sysfs))
+    fleet = Fleet([model], watch=watch)
+    app = build_app(fleet, limits, keys, metrics=FleetMetrics(fleet))
     loading = asyncio.create_task(fleet.load_first(entry))
     try:
         http = http_config(app, receive_timeout_s=arguments.receive_timeout)
@@ -92,7 +94,7 @@ def main() -> None:
     parser.add_argument("--max-waiting", type=int, default=256)
     parser.add_argument("--resume", action="store_true")
     parser.add_argument("--thinks", action="store_true", help="have a model that reasons")
-    parser.add_argument("--sysfs", type=Path, default=SYSFS, help="with sensors of devices")
+    parser.add_argument("--root", type=Path, default=Path("/"), help="with sensors of devices")
     # The server acts on it, and raises it once more when it is done.
     signal.signal(signal.SIGTERM, lambda number, frame: None)
     asyncio.run(serve(parser.parse_args()))

@@ -18,6 +18,7 @@ from rocmforge.api.metrics.proof import FAMILIES
 from tests.api.live import live_server
 from tests.docker.files import DOCKER, load
 from tests.docker.queries import Variable, filled, metrics_in, panel_queries, rules, variables
+from tests.support.device_tree import DeviceTree
 from tests.support.fake_backend import BUS_ID
 from tests.support.server import LiveServer, free_port
 
@@ -103,11 +104,8 @@ class Prometheus:
 def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
     """A Prometheus that has seen answers, errors, a reused prompt and a device with sensors."""
     folder = tmp_path_factory.mktemp("prometheus")
-    sensors = folder / f"sys/bus/pci/devices/{BUS_ID}/hwmon/hwmon0"
-    sensors.mkdir(parents=True)
-    (sensors / "power1_average").write_text("150000000")
-    (sensors / "energy1_input").write_text("9000000")
-    device = ("--backend", "create_measured", "--sysfs", str(folder / "sys"))
+    DeviceTree(folder / "machine", BUS_ID)
+    device = ("--backend", "create_measured", "--root", str(folder / "machine"))
     with live_server(folder / "log", "--api-key", KEY, *device) as server:
         headers = {"authorization": f"Bearer {KEY}"}
         with Prometheus(server, folder) as running:

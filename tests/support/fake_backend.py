@@ -10,6 +10,7 @@ For `--backend`: `tests.support.fake_backend:create`, or one of
     create_pipelined            two steps in flight, masks follow while a step runs
     create_slow                 20 ms a step
     create_very_slow            700 ms a step
+    create_watched              20 ms a step, on a device with an address
     create_slow_load            five seconds to load
     create_stuck_load           an hour to load
     create_unloadable           the file is refused
@@ -647,6 +648,7 @@ _VARIANTS = {
     "create_costly": FakeConfig(pipeline_depth=2, masks_late=True, step_ns=10**12),
     "create_slow": FakeConfig(step_s=0.02),
     "create_very_slow": FakeConfig(step_s=0.7),
+    "create_watched": FakeConfig(step_s=0.02, is_measured=True),
     "create_slow_load": FakeConfig(load_s=5.0),
     "create_stuck_load": FakeConfig(load_s=3600.0),
     "create_unloadable": FakeConfig(refuse=True),

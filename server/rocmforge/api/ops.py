@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import msgspec
@@ -12,10 +13,21 @@ from rocmforge.api.dependencies import FleetDep, FleetMetricsDep, SettingsDep
 from rocmforge.api.generate.answer import json_response
 from rocmforge.api.http.auth import PUBLIC, SCOPE, is_stranger
 from rocmforge.api.http.keys import Scope
-from rocmforge.api.ops_schema import ErrorCode, Health, ModelHealth, ProofHealth, Readiness, Version
+from rocmforge.api.ops_schema import (
+    DeviceEventInfo,
+    DeviceHealth,
+    ErrorCode,
+    Health,
+    ModelHealth,
+    ProofHealth,
+    Readiness,
+    Version,
+)
 from rocmforge.engine.ipc.status import ProofStatus
 from rocmforge.fleet.entry import LOADING_RETRY_S, ModelState
 from rocmforge.fleet.model import ServedModel
+from rocmforge.sensors.reading import DeviceReading, remarks
+from rocmforge.sensors.watch import DeviceEvent, Sight
 
 _OPEN = {PUBLIC: True}
 _TROUBLED = (ModelState.RESTARTING, ModelState.FAILED, ModelState.DISTRUSTED)
@@ -34,6 +46,7 @@ async def health(request: Request[Any, Any, Any], fleet: FleetDep) -> Response[b
     told = models[0]
     is_wedged = any(model.entry.status.is_wedged for model in fleet.models)
     is_degraded = any(map(_is_troubled, models))
+    sight = fleet.watch.sight
     body = Health(
         model=told.model,
         engine=told.state,
@@ -46,8 +59,11 @@ async def health(request: Request[Any, Any, Any], fleet: FleetDep) -> Response[b
         last_error_code=told.last_error_code,
         last_error=told.last_error,
         last_error_at=told.last_error_at,
+        last_fault=told.last_fault,
         silent_s=told.silent_s,
         models=models,
+        devices=[_device(reading, sight) for reading in sight.readings.values()],
+        events=[_event(event, tells_text=tells_why) for event in sight.events],
         status="wedged" if is_wedged else "degraded" if is_degraded else "ok",
     )
     return Response(
@@ -70,6 +86,7 @@ def _health(model: ServedModel, *, tells_why: bool) -> ModelHealth:
         last_error_code=None if status.last_error is None else code,
         last_error=status.last_error if tells_why else None,
         last_error_at=status.last_error_at,
+        last_fault=status.last_fault,
         silent_s=round(status.silence_s, 3),
         proof=None if status.proof is None else _proof(status.proof, tells_why=tells_why),
     )
@@ -89,6 +106,35 @@ def _proof(status: ProofStatus, *, tells_why: bool) -> ProofHealth:
         expected_error=status.expected,
         alarm=status.alarm,
         alarm_at=status.alarm_at,
+    )
+
+
+def _device(reading: DeviceReading, sight: Sight) -> DeviceHealth:
+    hottest = max((t.now for t in reading.temperatures.values()), default=None)
+    throttled_by, errors = reading.throttled_by, reading.errors
+    return DeviceHealth(
+        device=reading.device,
+        age_s=round(max(time.time() - reading.at, 0.0), 1),
+        power_w=reading.power_w,
+        power_cap_w=reading.power_cap_w,
+        power_cap_default_w=reading.default_cap_w,
+        idle_power_w=sight.idle_power_w.get(reading.device),
+        temperature_c=hottest,
+        throttled_by=None if throttled_by is None else tuple(sorted(throttled_by)),
+        memory_total=reading.memory_total,
+        memory_used=reading.memory_used,
+        memory_of_others=reading.memory_of_others,
+        uncorrected_errors=None if errors is None else errors.uncorrected,
+        notes=tuple(remarks(reading)),
+    )
+
+
+def _event(event: DeviceEvent, *, tells_text: bool) -> DeviceEventInfo:
+    return DeviceEventInfo(
+        at=event.at,
+        device=event.device,
+        event=event.event,
+        text=event.text if tells_text else "",
     )
 
 

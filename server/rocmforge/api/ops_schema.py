@@ -7,7 +7,10 @@ from typing import Any, Literal
 import msgspec
 
 from rocmforge.api.generate.schema import Message, TokenIds
+from rocmforge.errors import Fault
 from rocmforge.models.sampling import SamplingDefaults
+from rocmforge.sensors.kernel_log import KernelEvent
+from rocmforge.sensors.throttling import Throttle
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True):
@@ -126,8 +129,11 @@ class Health(msgspec.Struct, kw_only=True):
     last_error_code: ErrorCode | None
     last_error: str | None
     last_error_at: float | None
+    last_fault: Fault | None
     silent_s: float
     models: list[ModelHealth]
+    devices: list[DeviceHealth]
+    events: list[DeviceEventInfo]
     status: Literal["ok", "degraded", "wedged"]  # of the worst of them
 
 
@@ -154,8 +160,36 @@ class ModelHealth(msgspec.Struct, kw_only=True):
     last_error_code: ErrorCode | None
     last_error: str | None  # why that last died, or why the model could not be loaded; see `Health`
     last_error_at: float | None  # seconds since the epoch
+    last_fault: Fault | None  # of what kind the last end of the process was
     silent_s: float  # since there was news of loading, or of the requests there are
     proof: ProofHealth | None  # None = nothing is computed again
+
+
+class DeviceHealth(msgspec.Struct, kw_only=True):
+    """The last words of a device that is in use; null where it does not tell."""
+
+    device: str  # PCI address
+    age_s: float  # since it was asked
+    power_w: float | None
+    power_cap_w: float | None
+    power_cap_default_w: float | None
+    idle_power_w: float | None
+    temperature_c: float | None  # of the hottest sensor
+    throttled_by: tuple[Throttle, ...] | None
+    memory_total: int | None
+    memory_used: int | None
+    memory_of_others: int | None
+    uncorrected_errors: int | None
+    notes: tuple[str, ...]
+
+
+class DeviceEventInfo(msgspec.Struct, kw_only=True):
+    """Words of the kernel about a device that is in use."""
+
+    at: float  # seconds since the epoch
+    device: str
+    event: KernelEvent
+    text: str
 
 
 class Readiness(msgspec.Struct, kw_only=True):

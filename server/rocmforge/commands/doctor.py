@@ -14,7 +14,8 @@ import msgspec
 from rich.console import Console
 from rich.markup import escape
 
-from rocmforge.commands.diagnosis.findings import Finding, Level, diagnose
+from rocmforge.commands.diagnosis.finding import Finding, Level
+from rocmforge.commands.diagnosis.findings import diagnose
 from rocmforge.commands.diagnosis.machine import User, read_machine
 from rocmforge.commands.diagnosis.runtime_probe import ask
 from rocmforge.settings import Settings, gpu_environment

@@ -34,7 +34,7 @@ from rocmforge.engine.schedule.scheduler import Scheduler
 from rocmforge.engine.waiting.compiling import CompilingRequests
 from rocmforge.engine.waiting.held import HeldRequests
 from rocmforge.engine.waiting.images import Rows, WaitingImages
-from rocmforge.errors import EngineError, RocmForgeError
+from rocmforge.errors import EngineError, Fault, RocmForgeError
 
 logger = logging.getLogger(__name__)
 
@@ -280,14 +280,14 @@ class EngineCore:
                 raise EngineError(f"The output left its grammar: {constraint.error}")
         return constraint
 
-    def fail(self, message: str) -> Fatal:
+    def fail(self, message: str, fault: Fault = Fault.ERROR) -> Fatal:
         """Ends every request, because the runner is not usable any more."""
         self._in_flight.clear()
         now_ns = self._clock()
         events = self._scheduler.fail_all(message, now_ns)
         for held in self._held:
             events += held.fail_all(message, now_ns)
-        return Fatal(message=message, events=tuple(events))
+        return Fatal(message=message, events=tuple(events), fault=fault)
 
     def check_integrity(self) -> None:
         """Asserts that every block is accounted for."""

@@ -163,7 +163,8 @@ def run(start: Start, channel: Channel) -> int:
     except ConnectionError:
         raise
     except Exception as error:  # after any error the runner can only be closed
-        channel.send(core.fail(_typed(error, "step").message))
+        typed = _typed(error, "step")
+        channel.send(core.fail(typed.message, typed.fault))
         return 1
     finally:
         if tiers is not None:

@@ -29,7 +29,7 @@ class ModelState(StrEnum):
     READY = "ready"
     RESTARTING = "restarting"  # its engine process died, and a new one loads it
     DRAINING = "draining"  # finishes what it has before it is unloaded
-    FAILED = "failed"  # could not be loaded; a later request tries again
+    FAILED = "failed"  # could not be loaded, or its engine kept dying; a later request tries again
     STOPPED = "stopped"  # the server ends
     DISTRUSTED = "distrusted"  # what it computes was found wrong: it must be loaded again
 
@@ -38,6 +38,7 @@ _STATES = {
     EngineState.LOADING: ModelState.LOADING,
     EngineState.READY: ModelState.READY,
     EngineState.RESTARTING: ModelState.RESTARTING,
+    EngineState.FAILED: ModelState.FAILED,
     EngineState.DRAINING: ModelState.DRAINING,
     EngineState.STOPPED: ModelState.STOPPED,
     EngineState.DISTRUSTED: ModelState.DISTRUSTED,
@@ -80,6 +81,14 @@ class Engine(Protocol):
         """Waits until requests are taken; raises why they never will be."""
         ...
 
+    async def wait_given_up(self) -> RocmForgeError:
+        """Waits until it was ready and will never be again; returns why."""
+        ...
+
+    def end_for_device(self, device: str, why: str) -> None:
+        """Replaces the process if it uses a device that was reset or lost."""
+        ...
+
     async def drain(self, timeout_s: float) -> bool:
         """Takes nothing new and waits for what is running; False if that took too long."""
         ...
@@ -115,6 +124,7 @@ class FleetEntry:
     Attributes:
         engine: None while the model is not in memory.
         loading, unloading: the transition under way, if any.
+        tending: waits for the engine to be given up, while it is loaded.
         failure: why the last attempt to load it failed.
         failed_at: loop time of that.
         is_too_large: it did not fit with the others gone: nothing is unloaded for it again.
@@ -136,6 +146,7 @@ class FleetEntry:
         self.engine: Engine | None = None
         self.loading: asyncio.Task[None] | None = None
         self.unloading: asyncio.Task[None] | None = None
+        self.tending: asyncio.Task[None] | None = None
         self.failure: RocmForgeError | None = None
         self.failed_at = 0.0
         self.is_too_large = False
@@ -148,6 +159,7 @@ class FleetEntry:
         self.on_unused: Callable[[], None] = lambda: None
         self._waiters: list[asyncio.Future[RocmForgeError | None]] = []
         self._last_stats = EngineStats()
+        self._last: EngineStatus | None = None  # of the engine before
 
     # --- state ---
 
@@ -177,7 +189,7 @@ class FleetEntry:
         """The engine's; while there is none, one that counts nothing but what has been."""
         if self.engine is not None:
             return self.engine.status
-        is_loading = self.loading is not None
+        is_loading, last = self.loading is not None, self._last
         return EngineStatus(
             state=EngineState.LOADING if is_loading else EngineState.STOPPED,
             stage="waiting for its turn" if is_loading else "",
@@ -186,8 +198,11 @@ class FleetEntry:
             is_fallback=False,
             fallback_reason="",
             stats=self._last_stats,
-            restarts=0,
+            restarts=0 if last is None else last.restarts,
             last_error=None if self.failure is None else self.failure.message,
+            last_error_at=None if self.failure is None or last is None else last.last_error_at,
+            last_fault=None if self.failure is None or last is None else last.last_fault,
+            faults={} if last is None else last.faults,
         )
 
     def open(self) -> Engine:
@@ -200,8 +215,12 @@ class FleetEntry:
         engine = self.engine
         if engine is None:
             return
+        if self.tending is not None:
+            self.tending.cancel()
+            self.tending = None
         await engine.stop()
-        self._last_stats = engine.status.stats.at_rest()
+        self._last = engine.status
+        self._last_stats = self._last.stats.at_rest()
         self.engine = None
 
     # --- use ---

@@ -8,9 +8,10 @@ it is idle, as long as the request may take.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
-from collections.abc import Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -27,8 +28,9 @@ from rocmforge.errors import (
     QueueFull,
     RocmForgeError,
 )
-from rocmforge.fleet.entry import LOADING_RETRY_S, FleetEntry, ModelState
+from rocmforge.fleet.entry import LOADING_RETRY_S, Engine, FleetEntry, ModelState
 from rocmforge.fleet.model import ServedModel
+from rocmforge.sensors.watch import DeviceWatch
 
 logger = logging.getLogger(__name__)
 
@@ -51,15 +53,20 @@ class Fleet:
     Args:
         models: at least one; the first is the one that a server with one model has.
         settings: limits.
+        watch: looks after the devices of loaded models; it is stopped with the fleet.
 
     Raises:
         ConfigurationError: two models have the same name.
     """
 
     def __init__(
-        self, models: Iterable[ServedModel], settings: FleetSettings | None = None
+        self,
+        models: Iterable[ServedModel],
+        settings: FleetSettings | None = None,
+        watch: DeviceWatch | None = None,
     ) -> None:
         self.models = tuple(models)
+        self.watch = watch or DeviceWatch()
         self._settings = settings or FleetSettings()
         self._by_name: dict[str, ServedModel] = {}
         for model in self.models:
@@ -209,8 +216,38 @@ class Fleet:
             entry.admit_waiters()
             if not entry.users:
                 self._now_unused(entry)
+            if entry.engine is not None:
+                tending = self._tend(entry, entry.engine)
+                entry.tending = asyncio.create_task(tending, name=f"tend {entry.name}")
         finally:
+            self._follow_devices()
             self._news.set()
+
+    async def _tend(self, entry: FleetEntry, engine: Engine) -> None:
+        """Takes a model for failed once its engine is given up; a later request tries again."""
+        error = await engine.wait_given_up()
+        entry.tending = None  # this task, which closing would cancel
+        if entry.engine is engine and entry.unloading is None and not self._is_closing:
+            self._stop_timer(entry)
+            entry.failure, entry.failed_at = error, _now()
+            await entry.close()
+            self._follow_devices()
+            self._news.set()
+
+    def _follow_devices(self) -> None:
+        """Has the devices of loaded models looked after, and no other: looking may wake one."""
+        if not self._is_closing:
+            loop = asyncio.get_running_loop()
+            self.watch.on_end = lambda device, why: _soon(loop, self._replace_engines, device, why)
+            runners = [entry.status.runner for entry in self._entries]
+            used = (bus_id for runner in runners if runner is not None for bus_id in runner.bus_ids)
+            self.watch.follow(frozenset(used))
+
+    def _replace_engines(self, device: str, why: str) -> None:
+        """Replaces the engine processes that use a device which was reset or lost."""
+        for entry in self._entries:
+            if entry.engine is not None:
+                entry.engine.end_for_device(device, why)
 
     async def _start_engine(self, entry: FleetEntry) -> None:
         """Starts an engine, if need be several times: memory may have to be freed first."""
@@ -310,6 +347,7 @@ class Fleet:
         except TimeoutError:
             logger.warning("requests of %s still ran and end with an error", entry.name)
         await entry.close()
+        self._follow_devices()
         entry.unloading = None
         entry.counts[f"unload_{reason}"] += 1
         logger.info("%s was unloaded (%s)", entry.name, reason)
@@ -356,7 +394,11 @@ class Fleet:
             for entry in self._entries
             if entry.engine is not None and entry.loading is None
         ]
-        await asyncio.gather(*engines, *transitions, return_exceptions=True)
+        tending = [entry.tending for entry in self._entries if entry.tending is not None]
+        for task in tending:
+            task.cancel()
+        self.watch.stop()
+        await asyncio.gather(*engines, *transitions, *tending, return_exceptions=True)
 
     def _begin_closing(self) -> None:
         self._is_closing = True
@@ -394,6 +436,14 @@ async def _finish(work: Coroutine[Any, Any, None]) -> None:
     except asyncio.CancelledError:
         await asyncio.wait((task,))
         raise
+
+
+def _soon(
+    loop: asyncio.AbstractEventLoop, act: Callable[[str, str], None], device: str, why: str
+) -> None:
+    """Has something done in the loop, from another thread; nothing if the loop has ended."""
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(act, device, why)
 
 
 def _now() -> float:

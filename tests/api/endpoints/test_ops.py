@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from litestar.testing import TestClient
 
 from rocmforge import __version__
+from rocmforge.api.app import build_app as build_fleet_app
 from rocmforge.api.http.keys import Keyring, given_keys
 from rocmforge.api.http.settings import ApiSettings
 from rocmforge.engine.ipc.status import EngineState
 from rocmforge.errors import Draining, NotReady
+from rocmforge.fleet.fleet import Fleet
+from rocmforge.sensors.kernel_log import KernelEvent
+from rocmforge.sensors.watch import NO_SIGHT, DeviceEvent, DeviceWatch
 from tests.api.conftest import Client
 from tests.api.fake_engine import MAX_CONTEXT, FakeEngine, build_app, make_model
 
@@ -86,6 +92,20 @@ def test_health_gives_strangers_a_code_and_holders_of_a_key_the_text(engine: Fak
             assert told["last_error_code"] == "engine_died"
             assert told["last_error"] == (engine.last_error if is_known else None)
         assert ("secret" in answer.text) is is_known
+
+
+def test_health_gives_the_kernels_words_about_a_device_to_holders_of_a_key_only(
+    engine: FakeEngine,
+) -> None:
+    said = DeviceEvent(at=1.5, device="0000:03:00.0", event=KernelEvent.RESET, text="pid 7 secret")
+    watch = DeviceWatch()
+    watch.sight = replace(NO_SIGHT, events=(said,))
+    fleet = Fleet([make_model(engine)], watch=watch)
+    keys = Keyring(given_keys(["a-long-key"]))
+    with TestClient(build_fleet_app(fleet, ApiSettings(), keys)) as client:
+        for key, text in (("wrong-key", ""), ("a-long-key", said.text)):
+            (told,) = client.get("/health", headers={"x-api-key": key}).json()["events"]
+            assert told == {"at": 1.5, "device": said.device, "event": "reset", "text": text}
 
 
 def test_a_device_that_hangs_for_good_is_not_alive(client: Client, engine: FakeEngine) -> None:

@@ -107,6 +107,14 @@ class TimedEngine:
             raise OutOfMemory(f"{self.name} does not fit.")
         self.state = EngineState.READY
 
+    async def wait_given_up(self) -> RocmForgeError:
+        """Nobody gives it up."""
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    def end_for_device(self, device: str, why: str) -> None:
+        """It has no device."""
+
     async def drain(self, timeout_s: float) -> bool:
         """Waits until nothing runs."""
         self.state = EngineState.DRAINING

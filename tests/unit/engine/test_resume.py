@@ -143,7 +143,7 @@ def test_streams_survive_processes_that_die_or_hang_while_they_load(
 ) -> None:
     model = write_model(by_name("llama"), tmp_path)
     model.with_suffix(".told").write_text(loads, encoding="ascii")
-    chosen = replace(live.config("create_told_how_to_load"), model=model, load_timeout_s=3.0)
+    chosen = replace(live.config("create_told_how_to_load"), model=model, load_timeout_s=3.75)
 
     async def test() -> None:
         async with live.Engine(replace(chosen, resume=True)) as engine:

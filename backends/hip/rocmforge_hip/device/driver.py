@@ -14,6 +14,7 @@ from typing import Any, Final
 from hip import hip as _hip
 
 from rocmforge.errors import BackendError, OutOfMemory
+from rocmforge_hip.device.faults import fault_of
 
 hip: Any = _hip  # its functions have no types
 
@@ -47,7 +48,7 @@ class HipError(BackendError):
     def __init__(self, call: str, code: str, device: int | None, context: str = "") -> None:
         where = "" if device is None else f" on device {device}"
         about = f" ({context})" if context else ""
-        super().__init__(call, f"{code}{where}{about}")
+        super().__init__(call, f"{code}{where}{about}", fault_of(code))
         self.code = code
         self.device = device
         self.context = context

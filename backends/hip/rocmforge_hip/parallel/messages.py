@@ -12,6 +12,7 @@ from enum import Enum, auto
 from pathlib import Path
 
 from rocmforge.backend.protocol import LoadOptions
+from rocmforge.errors import Fault
 from rocmforge_hip.device.discovery import FoundDevice
 from rocmforge_hip.weights.shard import Shard
 
@@ -45,3 +46,4 @@ class Failed:
     """The last message of a worker."""
 
     message: str
+    fault: Fault = Fault.ERROR

@@ -12,7 +12,7 @@ from multiprocessing.reduction import ForkingPickler
 from threading import Event, Thread
 from typing import Any, Final
 
-from rocmforge.errors import BackendError
+from rocmforge.errors import BackendError, Fault
 from rocmforge_hip.parallel.messages import Failed, Order, Stage
 
 WORKER: Final = "rocmforge_hip.parallel.worker"
@@ -23,8 +23,8 @@ _ABORT_S: Final = 1.0  # that aborting a group may take before what it waits for
 class RankFailed(BackendError):
     """Another rank reported an error, or its process ended."""
 
-    def __init__(self, rank: int, device: int, detail: str) -> None:
-        super().__init__(f"Rank {rank}, which runs on device {device},", detail)
+    def __init__(self, rank: int, device: int, detail: str, fault: Fault) -> None:
+        super().__init__(f"Rank {rank}, which runs on device {device},", detail, fault)
         self.rank = rank
         self.device = device
 
@@ -61,10 +61,9 @@ class WorkerProcess:
         if isinstance(answer, Stage):
             return answer
         if answer is not None:
-            detail = answer.message
-        else:
-            detail = f"its process ended with status {self.end(_GRACE_S)}"
-        return RankFailed(self._rank, self._device, detail)
+            return RankFailed(self._rank, self._device, answer.message, answer.fault)
+        detail = f"its process ended with status {self.end(_GRACE_S)}"
+        return RankFailed(self._rank, self._device, detail, Fault.CRASH)
 
     def failure(self) -> RankFailed:
         """Why the worker is gone."""

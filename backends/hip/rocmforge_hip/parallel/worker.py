@@ -124,7 +124,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except EOFError:
         return 1
     except RocmForgeError as error:
-        connection.send(Failed(error.message))
+        connection.send(Failed(error.message, error.fault))
         return 1
     except Exception as error:  # a mistake in the code
         logger.exception("the worker failed")

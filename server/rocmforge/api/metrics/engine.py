@@ -16,6 +16,7 @@ from rocmforge import __version__
 from rocmforge.api.metrics.proof import proof_families
 from rocmforge.engine.ipc.status import EngineState, EngineStats, EngineStatus
 from rocmforge.engine.ipc.totals import Totals, families
+from rocmforge.errors import Fault
 
 PREFIX = "rocmforge_"
 LABELS = ("model_name", "engine")
@@ -55,6 +56,7 @@ class EngineCollector(Collector):
         )
         yield from self._totals(stats.totals)
         yield self._counter("engine_restarts", "Restarts of the engine process.", status.restarts)
+        yield self._faults(status)
         if status.proof is not None:
             yield from proof_families(status.proof, PREFIX, LABELS, self._labels)
         yield self._info("build", "The program and its backend.", _build_facts(status))
@@ -92,6 +94,13 @@ class EngineCollector(Collector):
             yield self._info("cache_config", "How the KV cache is laid out.", facts)
             graphs = {"state": runner.graphs}
             yield self._info("decode_graphs", "Whether decode steps are captured graphs.", graphs)
+
+    def _faults(self, status: EngineStatus) -> Metric:
+        text = "Ends of the engine process, by what kind of fault it was."
+        family = CounterMetricFamily(PREFIX + "engine_faults", text, labels=(*LABELS, "fault"))
+        for fault in Fault:
+            family.add_metric((*self._labels, fault), status.faults.get(fault, 0))
+        return family
 
     def _waiting_by_key(self, stats: EngineStats) -> Metric:
         """Makes the family of keys that have sent anything; as many as somebody gave out."""

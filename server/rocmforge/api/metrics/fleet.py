@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
-from rocmforge.api.metrics.devices import SYSFS
 from rocmforge.api.metrics.engine import PREFIX
 from rocmforge.api.metrics.requests import Metrics, error_counter, render
 from rocmforge.engine.ipc.status import EngineStatus
@@ -26,13 +24,14 @@ class FleetMetrics:
     """The metrics of all models.
 
     Args:
-        fleet: the models.
-        sysfs: where the kernel shows the sensors of devices.
+        fleet: the models, and what looks after their devices.
     """
 
-    def __init__(self, fleet: Fleet, sysfs: Path = SYSFS) -> None:
+    def __init__(self, fleet: Fleet) -> None:
+        watch = fleet.watch
         self._of = {
-            model: Metrics(model.name, partial(_status, model), sysfs) for model in fleet.models
+            model: Metrics(model.name, partial(_status, model), lambda: watch.sight)
+            for model in fleet.models
         }
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)

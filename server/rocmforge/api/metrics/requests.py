@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.exposition import choose_encoder
@@ -17,12 +16,13 @@ from prometheus_client.metrics_core import (
     Metric,
 )
 
-from rocmforge.api.metrics.devices import FAMILIES, SYSFS, DeviceCollector
+from rocmforge.api.metrics.devices import FAMILIES, DeviceCollector
 from rocmforge.api.metrics.engine import ENGINE, LABELS, PREFIX, EngineCollector
 from rocmforge.api.metrics.proof import FAMILIES as PROOF_FAMILIES
 from rocmforge.engine.ipc.params import FinishReason, RequestTiming
 from rocmforge.engine.ipc.status import EngineStatus
 from rocmforge.engine.ipc.totals import families
+from rocmforge.sensors.watch import NO_SIGHT, Sight
 
 VLLM_PREFIX = "vllm:"
 
@@ -51,7 +51,7 @@ _CHOICES_BUCKETS = (1, 2, 5, 10, 20)
 
 # Families that vLLM does not have, or has with coarser buckets.
 _OURS_ONLY = {
-    *("build", "decode_graphs", "engine_restarts", "engine_ready"),
+    *("build", "decode_graphs", "engine_restarts", "engine_faults", "engine_ready"),
     *("model_state", "model_loads", "model_load_failures", "model_unloads"),
     *("model_requests_waiting", "request_errors", "weights_bytes", "kv_cache_bytes"),
     *("state_bytes", "state_slots", "state_slots_used", "state_snapshots"),
@@ -69,16 +69,21 @@ class Metrics:
     Args:
         model: its name.
         status: of its engine.
-        sysfs: where the kernel shows the sensors of devices.
+        sight: the last look at the devices.
     """
 
-    def __init__(self, model: str, status: Callable[[], EngineStatus], sysfs: Path = SYSFS) -> None:
+    def __init__(
+        self,
+        model: str,
+        status: Callable[[], EngineStatus],
+        sight: Callable[[], Sight] = lambda: NO_SIGHT,
+    ) -> None:
         self.registry = CollectorRegistry()
         self._model = model
         self._key_names: dict[int, str] = {}
         self.registry.register(EngineCollector(model, status, self._key_names))
         labels = dict(zip(LABELS, (model, ENGINE), strict=True))
-        self.registry.register(DeviceCollector(PREFIX, labels, status, sysfs))
+        self.registry.register(DeviceCollector(PREFIX, labels, status, sight))
 
         self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens taken in.")
         self.generation_tokens = self._counter("generation_tokens", "Tokens generated.")

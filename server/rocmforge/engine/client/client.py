@@ -15,6 +15,7 @@ from msgspec import structs
 from rocmforge.backend.protocol import LoadOptions, RunnerInfo
 from rocmforge.engine.client.config import EngineConfig
 from rocmforge.engine.client.engine_process import EngineProcess
+from rocmforge.engine.client.faults import ADVICE, refine
 from rocmforge.engine.client.handle import GenerationHandle
 from rocmforge.engine.client.journal import Journal
 from rocmforge.engine.client.prompt_checks import check_prompt
@@ -44,16 +45,24 @@ from rocmforge.engine.ipc.totals import Totals
 from rocmforge.errors import (
     Draining,
     EngineDied,
+    Fault,
     NotReady,
+    OutOfMemory,
     QueueFull,
     RocmForgeError,
     UnsupportedFeature,
 )
+from rocmforge.sensors.watch import DeviceWatch
 
 logger = logging.getLogger(__name__)
 
 _DEADLINE_GRACE_S = 0.1
 """For the engine to end a request by itself, which then tells more of it."""
+_FINISHED = frozenset({FinishReason.STOP, FinishReason.LENGTH})
+_WITNESS_S = 0.5  # for the kernel's words about a device to be read, once a process has ended
+_WITNESSED_S = 60.0  # before the last news of a process: what happened then may be why it ended
+_MOST_DOUBLINGS = 20  # of the pause before a restart
+_SOON_S = 0.01  # after a time is up
 _RETRY_AFTER_S = 1.0
 _RETRY_AFTER_LOAD_S = 5.0
 _PLACES_PER_FREE_PLACE = 3
@@ -71,6 +80,7 @@ class AsyncEngine:
         config: what to run and how.
         totals: what its counters begin with; None = at 0.
         verifier: has a sample of what is served computed again; None = nothing is.
+        watch: of the devices; None = nobody looks after them.
     """
 
     def __init__(
@@ -78,9 +88,11 @@ class AsyncEngine:
         config: EngineConfig,
         totals: Totals | None = None,
         verifier: Verifier | None = None,
+        watch: DeviceWatch | None = None,
     ) -> None:
         self._config = config
         self._verifier = verifier
+        self._watch = watch
         self._phase = EngineState.LOADING  # of the process; draining is the server's business
         self._is_draining = False
         self._process: EngineProcess | None = None
@@ -90,13 +102,18 @@ class AsyncEngine:
         self._failure: RocmForgeError | None = None  # what this process said before it ended
         self._last_error: str | None = None
         self._last_error_at: float | None = None
+        self._last_fault: Fault | None = None
+        self._fault = Fault.CRASH  # of this process, should it end now
+        self._faults: Counter[Fault] = Counter()
+        self._failures = 0  # processes that ended one after the other, no request finished between
+        self._ready_at = 0.0  # loop time
+        self._given_up = asyncio.Event()
         self._killed_at: float | None = None  # loop time
         self._is_wedged = False
         self._ready: Ready | None = None
         self._progress = Progress(stage="starting", fraction=0.0)
         self._stats = EngineStats(totals=totals or Totals())
         self._restarts = 0
-        self._backoff_s = config.restart_backoff_s
         self._ids = count()
         self._live: dict[int, GenerationHandle] = {}
         self._held: Counter[int] = Counter()  # live requests by key
@@ -113,7 +130,7 @@ class AsyncEngine:
         """Begins to load; returns at once."""
         self._tasks = [
             asyncio.create_task(self._supervise(), name="engine supervisor"),
-            asyncio.create_task(self._watch(), name="engine watchdog"),
+            asyncio.create_task(self._guard(), name="engine watchdog"),
         ]
 
     async def wait_ready(self) -> None:
@@ -126,6 +143,27 @@ class AsyncEngine:
         await self._settled.wait()
         if self._load_error is not None:
             raise self._load_error
+
+    async def wait_given_up(self) -> RocmForgeError:
+        """Waits until an engine that was ready will never be again; returns why."""
+        await self._given_up.wait()
+        assert self._load_error is not None
+        return self._load_error
+
+    def end_for_device(self, device: str, why: str) -> None:
+        """Replaces the process if it uses a device that was reset or lost.
+
+        It may go on as if nothing had happened, with weights that are not there any more.
+
+        Args:
+            device: its PCI address.
+            why: the kernel's words.
+        """
+        runner = self._runner
+        if self._process is None or runner is None or device not in runner.bus_ids:
+            return
+        self._fault = Fault.RESET
+        self._process.kill(f"was killed: its device {device} was reset ({why})")
 
     async def drain(self, timeout_s: float) -> bool:
         """Takes nothing new and waits for what is running; False if that took too long."""
@@ -155,7 +193,7 @@ class AsyncEngine:
     @property
     def status(self) -> EngineStatus:
         """A snapshot."""
-        is_stopped = self._phase is EngineState.STOPPED
+        is_stopped = self._phase in (EngineState.STOPPED, EngineState.FAILED)
         is_loading = self._phase in (EngineState.LOADING, EngineState.RESTARTING)
         return EngineStatus(
             state=EngineState.DRAINING if self._is_draining and not is_stopped else self._state,
@@ -168,6 +206,8 @@ class AsyncEngine:
             restarts=self._restarts,
             last_error=self._last_error,
             last_error_at=self._last_error_at,
+            last_fault=self._last_fault,
+            faults=dict(self._faults),
             silence_s=self._silence_s(),
             is_wedged=self._is_wedged,
             proof=None if self._verifier is None else self._verifier.status,
@@ -261,6 +301,8 @@ class AsyncEngine:
     def _admit(self, share: Share) -> tuple[EngineProcess, RunnerInfo]:
         if self._is_draining:
             raise Draining("The server is shutting down.", retry_after_s=_RETRY_AFTER_LOAD_S)
+        if self._phase is EngineState.FAILED and self._load_error is not None:
+            raise NotReady(self._load_error.message, retry_after_s=_RETRY_AFTER_LOAD_S)
         if self._state is not EngineState.READY:
             raise NotReady(
                 f"The model is not ready: {self._state}.", retry_after_s=_RETRY_AFTER_LOAD_S
@@ -344,8 +386,6 @@ class AsyncEngine:
         match report:
             case StepReport():
                 self._last_news = asyncio.get_running_loop().time()
-                if report.stats.totals.steps > self._stats.totals.steps:
-                    self._backoff_s = self._config.restart_backoff_s
                 self._stats = report.stats
                 self._deliver(report.events)
             case Progress():
@@ -355,12 +395,15 @@ class AsyncEngine:
                 self._ready = report
                 self._begin_proof(report.runner)
                 self._phase = EngineState.READY
+                self._ready_at = asyncio.get_running_loop().time()
                 self._settled.set()
                 self._resume()
             case LoadFailed():
                 self._failure = rebuild_error(report)
+                self._fault = self._failure.fault
             case Fatal():
                 self._failure = EngineDied(report.message)
+                self._fault = report.fault
                 self._begin_restart()
                 self._deliver([e for e in report.events if not self._can_resume(e.request_id)])
 
@@ -373,6 +416,8 @@ class AsyncEngine:
                 self._journal.note(event)
             if self._verifier is not None:
                 event = self._verifier.note(event)
+            if event.finish_reason in _FINISHED:
+                self._failures = 0
             if event.finish_reason is not None:
                 self._forget(event.request_id)
             handle.deliver(event, self._last_news)
@@ -405,23 +450,63 @@ class AsyncEngine:
 
     async def _supervise(self) -> None:
         """Starts the process, and again whenever it dies. Only the first load fails for good."""
+        config = self._config
         while True:
             error = await self._live_once()
             self._fail_live(error.message, keep_resumable=True)
             if self._phase is EngineState.STOPPED:
                 return
-            self._note_error(error.message)
+            await self._note_end(error)
             if self._ready is None:
                 self._give_up(error)
                 return
-            logger.error("%s (the engine is started again in %g s)", error.message, self._backoff_s)
+            if 0 < config.restart_limit < self._failures:
+                self._give_up_on_device(error)
+                return
+            pause_s = config.restart_backoff_s * 2.0 ** min(self._failures - 1, _MOST_DOUBLINGS)
+            pause_s = min(pause_s, config.restart_backoff_max_s)
+            logger.error(
+                "%s (%s; the engine is started again in %g s)",
+                *(self._last_error, self._last_fault, pause_s),
+            )
             self._restarts += 1
-            await asyncio.sleep(self._backoff_s)
-            self._backoff_s = min(2 * self._backoff_s, self._config.restart_backoff_max_s)
+            await asyncio.sleep(pause_s)
+
+    async def _note_end(self, error: RocmForgeError) -> None:
+        """Notes why a process has ended, with what has been seen of its devices since."""
+        now = asyncio.get_running_loop().time()
+        if self._ready_at and now - self._ready_at > self._config.restart_calm_s:
+            self._failures = 0
+        self._failures += 1
+        message = error.message
+        if self._watch is not None and self._runner is not None:
+            devices = self._runner.bus_ids
+            await asyncio.to_thread(self._watch.look_soon, _WITNESS_S)
+            since = time.time() - (now - self._last_news) - _WITNESSED_S
+            account = self._watch.account(devices, since)
+            message = f"{message.rstrip('.')}.{account}"
+            events = {event.event for event in self._watch.events(devices, since)}
+            self._fault = refine(self._fault, events)
+        self._faults[self._fault] += 1
+        self._note_error(message, self._fault)
+
+    def _give_up_on_device(self, error: RocmForgeError) -> None:
+        """Starts no more processes, as they end one after the other: says so, and what to do."""
+        final = EngineDied(
+            f"The engine process ended {self._failures} times without finishing a request "
+            f"({self._fault}), and is not started again. The last reason: "
+            f"{error.message.rstrip('.')}. {ADVICE[self._fault]} Then have the model loaded again "
+            "(POST /models/load), or restart the server."
+        )
+        self._fail_live(final.message)
+        logger.error("%s", final.message)
+        self._note_error(final.message, self._fault)
+        self._give_up(final, EngineState.FAILED)
 
     async def _live_once(self) -> RocmForgeError:
         """Runs one process to its end; says why it ended."""
         self._failure = None
+        self._fault = Fault.CRASH
         self._last_news = asyncio.get_running_loop().time()
         self._progress = Progress(stage="starting", fraction=0.0)
         try:
@@ -434,6 +519,8 @@ class AsyncEngine:
         self._process = None
         self._killed_at = None
         self._is_wedged = False
+        if isinstance(self._failure, OutOfMemory) and self._watch is not None:
+            self._failure.message += await asyncio.to_thread(self._watch.holders)
         return self._failure or EngineDied(f"The engine process {verdict}.")
 
     def _begin_proof(self, runner: RunnerInfo) -> None:
@@ -483,36 +570,44 @@ class AsyncEngine:
         context = min(runner.max_context, options.max_context)
         return replace(options, max_context=context, least_context=None)
 
-    def _note_error(self, message: str) -> None:
+    def _note_error(self, message: str, fault: Fault) -> None:
         self._last_error = message
+        self._last_fault = fault
         self._last_error_at = time.time()
 
     def _silence_s(self) -> float:
         """Returns the seconds since there was news of loading, or of the engine's requests."""
         is_idle = self._phase is EngineState.READY and not self._live
-        if self._process is None or is_idle or self._phase is EngineState.STOPPED:
+        has_ended = self._phase in (EngineState.STOPPED, EngineState.FAILED)
+        if self._process is None or is_idle or has_ended:
             return 0.0
         # Not asked of the loop, whose clock is the same: worker threads read the status too.
         return time.monotonic() - self._last_news
 
-    def _give_up(self, error: RocmForgeError) -> None:
-        self._phase = EngineState.STOPPED
+    def _give_up(self, error: RocmForgeError, phase: EngineState = EngineState.STOPPED) -> None:
+        self._phase = phase
         self._load_error = self._load_error or error
         self._settled.set()
+        self._given_up.set()
 
-    async def _watch(self) -> None:
-        """Kills a process that is stuck, and cancels requests that nobody reads."""
+    async def _guard(self) -> None:
+        """Kills a process that is stuck, and cancels requests that nobody reads.
+
+        It wakes up a few times in the shortest of the limits, and when one is up.
+        """
         config = self._config
         loop = asyncio.get_running_loop()
+        limits_s = config.step_timeout_s, config.load_timeout_s, config.client_stall_s
         while True:
-            limits_s = config.step_timeout_s, config.load_timeout_s, config.client_stall_s
-            await asyncio.sleep(min(limits_s) / 4)
+            left_s = self._silence_limit_s() - self._silence_s()
+            pause_s = min(limits_s) / 4
+            await asyncio.sleep(min(pause_s, left_s + _SOON_S) if left_s > 0 else pause_s)
             now = loop.time()
-            silence_s = self._silence_s()
+            silence_s, limit_s = self._silence_s(), self._silence_limit_s()
             is_loading = self._phase is not EngineState.READY
-            limit_s = config.load_timeout_s if is_loading else config.step_timeout_s
             if silence_s > limit_s and self._process is not None:
                 where = f" while loading ({self._progress.stage})" if is_loading else ""
+                self._fault = Fault.HANG
                 self._process.kill(f"was killed: it gave no news for {silence_s:.1f} s{where}")
                 self._killed_at = self._killed_at or now
             if self._killed_at is not None and now - self._killed_at > config.stop_grace_s:
@@ -521,6 +616,11 @@ class AsyncEngine:
                 if handle.is_stalled(now, config.client_stall_s):
                     logger.warning("request %d is not being read: cancelled", handle.request_id)
                     handle.close()
+
+    def _silence_limit_s(self) -> float:
+        """Returns the seconds of silence after which the process is taken for stuck."""
+        is_ready = self._phase is EngineState.READY
+        return self._config.step_timeout_s if is_ready else self._config.load_timeout_s
 
     def _give_up_on_wedged(self) -> None:
         """Gives up on a killed process that does not end: the kernel waits for the device."""
@@ -532,6 +632,6 @@ class AsyncEngine:
         )
         logger.error("%s", message)
         self._is_wedged = True
-        self._note_error(message)
+        self._note_error(message, Fault.HANG)
         self._begin_restart()
         self._fail_live(message)

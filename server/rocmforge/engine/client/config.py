@@ -36,6 +36,8 @@ class EngineConfig:
     step_timeout_s: float = 300.0  # without news while work is pending: the engine is killed
     load_timeout_s: float = 600.0  # without news while the model is loaded: the same
     client_stall_s: float = 60.0  # a handle that is not read for so long is cancelled
-    restart_backoff_s: float = 0.5  # before the first restart; doubles until one serves a step
+    restart_backoff_s: float = 0.5  # before the first restart; doubles until a request is finished
     restart_backoff_max_s: float = 30.0
+    restart_limit: int = 10  # restarts without a finished request between them; 0 = no limit
+    restart_calm_s: float = 600.0  # after so long, the end of a process is a first one again
     stop_grace_s: float = 10.0  # for the engine process to end by itself

@@ -9,7 +9,7 @@ from rocmforge.engine.ipc.params import GenerateRequest, TokenEvent, TokenPieces
 from rocmforge.engine.ipc.status import EngineStats
 from rocmforge.engine.ipc.tier_options import NO_TIERS, TierOptions
 from rocmforge.engine.ipc.totals import Totals
-from rocmforge.errors import EngineError, RocmForgeError
+from rocmforge.errors import EngineError, Fault, RocmForgeError
 from rocmforge.logs import LogFormat
 from rocmforge.models.checkpoint import Identity
 
@@ -95,6 +95,7 @@ class Fatal(Message, frozen=True, tag=True):
 
     message: str
     events: tuple[TokenEvent, ...]
+    fault: Fault = Fault.ERROR
 
 
 Command = Start | DefineGrammar | ForgetGrammar | GenerateRequest | Cancel | Shutdown
@@ -118,4 +119,5 @@ def rebuild_error(failure: LoadFailed) -> RocmForgeError:
     RocmForgeError.__init__(error, failure.message)
     for name, value in failure.fields.items():
         setattr(error, name, tuple(value) if isinstance(value, list) else value)
+    error.fault = Fault(error.fault)  # a text on its way
     return error

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 import msgspec
@@ -10,6 +11,7 @@ import msgspec
 from rocmforge.backend.protocol import RunnerInfo
 from rocmforge.engine.ipc.message import Message
 from rocmforge.engine.ipc.totals import Totals
+from rocmforge.errors import Fault
 
 
 class EngineState(StrEnum):
@@ -18,6 +20,7 @@ class EngineState(StrEnum):
     LOADING = "loading"
     READY = "ready"
     RESTARTING = "restarting"  # it died; a new one is being started, with backoff
+    FAILED = "failed"  # it died again and again, and is not started any more
     DRAINING = "draining"  # finishes what it has, takes nothing new
     STOPPED = "stopped"
     DISTRUSTED = "distrusted"  # proof found it wrong; takes nothing new until it is loaded again
@@ -77,6 +80,8 @@ class EngineStatus:
     restarts: int
     last_error: str | None  # why the engine last died
     last_error_at: float | None = None  # seconds since the epoch
+    last_fault: Fault | None = None  # of what kind that was
+    faults: Mapping[Fault, int] = field(default_factory=dict)  # how often it died of what
     silence_s: float = 0.0  # since there was news of loading, or of the requests there are
     proof: ProofStatus | None = None  # None = nothing is verified
     is_wedged: bool = False  # the process was killed and does not end: its device or driver hangs

@@ -468,7 +468,7 @@ def test_a_runner_that_fails_on_call_k_fails_every_handle_and_is_replaced(
     run(test())
 
 
-def test_the_pause_before_a_restart_doubles_until_a_step_succeeds(
+def test_the_pause_before_a_restart_doubles_until_a_request_is_finished(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def fail(engine: AsyncEngine) -> None:
@@ -482,7 +482,7 @@ def test_the_pause_before_a_restart_doubles_until_a_step_succeeds(
 
     with caplog.at_level(logging.ERROR, "rocmforge.engine.client.client"):
         run(test())
-    pauses = [record.args[1] for record in caplog.records if isinstance(record.args, tuple)]
+    pauses = [record.args[2] for record in caplog.records if isinstance(record.args, tuple)]
     assert pauses == [0.01, 0.02, 0.04, 0.05]
 
 
