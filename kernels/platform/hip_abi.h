@@ -39,6 +39,7 @@ enum {
   hipErrorStreamCaptureMerge = 902,
   hipErrorStreamCaptureUnmatched = 903,
   hipErrorStreamCaptureImplicit = 906,
+  hipErrorUnknown = 999,
 };
 
 enum {

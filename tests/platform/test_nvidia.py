@@ -16,6 +16,15 @@ from tests.support.host_platform import LIBRARY
 from tests.support.kernels import Device
 
 MOCK = ROOT / "tests/platform/mock_cuda"
+FAULTS = [
+    "214 hipErrorECCNotCorrectable memory",
+    "220 hipErrorUnknown lost",  # CUDA_ERROR_NVLINK_UNCORRECTABLE, which HIP does not have
+    "700 hipErrorIllegalAddress address",
+    "715 hipErrorLaunchFailure kernel",  # CUDA_ERROR_ILLEGAL_INSTRUCTION
+    "702 hipErrorLaunchTimeOut hang",
+    "46 hipErrorNoDevice lost",  # CUDA_ERROR_DEVICE_UNAVAILABLE
+    "809 hipErrorUnknown lost",  # CUDA_ERROR_MPS_MAX_CONNECTIONS_REACHED
+]
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +62,20 @@ def test_forwards_what_the_backend_uses(device: Device, libraries: Path) -> None
     assert "mock CUDA compiles no PTX" in done.stderr
     parts = re.split("kernels that wait:|other kernels:", done.stderr)
     assert [part.count("launched early") for part in parts] == [0, 3, 0]
+
+
+def test_a_failing_device_is_told_by_hips_name_and_kind(
+    device: Device, libraries: Path, tmp_path: Path
+) -> None:
+    device.function("rf_fill")
+    image = next((ROOT / "build/kernels/host-w32").glob("faulty-*/faulty.so"), None)
+    if image is None:
+        pytest.skip("the mock runs kernels of wave size 32")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RF_HOST_FAULT", str(tmp_path / "fault"))
+        codes = [row.split()[0] for row in FAULTS]
+        done = run_python(str(MOCK / "faults.py"), str(image), *codes, libraries=libraries)
+    assert done.stdout.splitlines() == FAULTS, done.stderr
 
 
 def test_says_no_device_without_a_driver(libraries: Path) -> None:

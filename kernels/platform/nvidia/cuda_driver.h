@@ -18,14 +18,22 @@ typedef struct CUgraphExec_st* CUgraphExec;
 enum {
   CUDA_SUCCESS = 0,
   CUDA_ERROR_STUB_LIBRARY = 34,
+  CUDA_ERROR_DEVICE_UNAVAILABLE = 46,
   CUDA_ERROR_INVALID_PTX = 218,
+  CUDA_ERROR_NVLINK_UNCORRECTABLE = 220,
   CUDA_ERROR_UNSUPPORTED_PTX_VERSION = 222,
+  CUDA_ERROR_CONTAINED = 226,
   CUDA_ERROR_HARDWARE_STACK_ERROR = 714,
   CUDA_ERROR_ILLEGAL_INSTRUCTION = 715,
   CUDA_ERROR_MISALIGNED_ADDRESS = 716,
   CUDA_ERROR_INVALID_ADDRESS_SPACE = 717,
   CUDA_ERROR_INVALID_PC = 718,
+  CUDA_ERROR_TENSOR_MEMORY_LEAK = 721,
+  CUDA_ERROR_SYSTEM_NOT_READY = 802,
   CUDA_ERROR_SYSTEM_DRIVER_MISMATCH = 803,
+  CUDA_ERROR_MPS_CONNECTION_FAILED = 805,
+  CUDA_ERROR_MPS_CLIENT_TERMINATED = 810,
+  CUDA_ERROR_EXTERNAL_DEVICE = 911,
 };
 
 enum {
@@ -88,7 +96,6 @@ typedef struct {
   X(StreamWaitEvent, cuStreamWaitEvent, (CUstream, CUevent, unsigned))                          \
   X(StreamBeginCapture, cuStreamBeginCapture_v2, (CUstream, int))                               \
   X(StreamEndCapture, cuStreamEndCapture, (CUstream, CUgraph*))                                 \
-  X(LaunchHostFunc, cuLaunchHostFunc, (CUstream, void (*)(void*), void*))                       \
   X(EventCreate, cuEventCreate, (CUevent*, unsigned))                                           \
   X(EventDestroy, cuEventDestroy_v2, (CUevent))                                                 \
   X(EventRecord, cuEventRecord, (CUevent, CUstream))                                            \

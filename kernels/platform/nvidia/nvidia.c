@@ -81,13 +81,24 @@ hipError_t hip_error(CUresult result) {
     case CUDA_ERROR_INVALID_PTX:
     case CUDA_ERROR_UNSUPPORTED_PTX_VERSION: return hipErrorInvalidImage;
     case CUDA_ERROR_STUB_LIBRARY:
+    case CUDA_ERROR_DEVICE_UNAVAILABLE:
+    case CUDA_ERROR_SYSTEM_NOT_READY:
     case CUDA_ERROR_SYSTEM_DRIVER_MISMATCH: return hipErrorNoDevice;
     case CUDA_ERROR_MISALIGNED_ADDRESS:
     case CUDA_ERROR_INVALID_ADDRESS_SPACE: return hipErrorIllegalAddress;
     case CUDA_ERROR_ILLEGAL_INSTRUCTION:
     case CUDA_ERROR_INVALID_PC:
+    case CUDA_ERROR_TENSOR_MEMORY_LEAK:
     case CUDA_ERROR_HARDWARE_STACK_ERROR: return hipErrorLaunchFailure;
-    default: return result;
+    /* HIP has no such number, or means something else by it; the device is lost to this process. */
+    case CUDA_ERROR_NVLINK_UNCORRECTABLE:
+    case CUDA_ERROR_CONTAINED:
+    case CUDA_ERROR_EXTERNAL_DEVICE: return hipErrorUnknown;
+    default:
+      return result >= CUDA_ERROR_MPS_CONNECTION_FAILED &&
+                     result <= CUDA_ERROR_MPS_CLIENT_TERMINATED
+                 ? hipErrorUnknown
+                 : result;
   }
 }
 

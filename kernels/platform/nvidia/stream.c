@@ -25,10 +25,6 @@ HIP_API hipError_t hipStreamWaitEvent(CUstream stream, CUevent event, unsigned f
   FORWARD(StreamWaitEvent(stream, event, flags));
 }
 
-HIP_API hipError_t hipLaunchHostFunc(CUstream stream, void (*function)(void*), void* data) {
-  FORWARD(LaunchHostFunc(stream, function, data));
-}
-
 HIP_API hipError_t hipEventCreate(CUevent* event) {
   REQUIRE(event);
   FORWARD(EventCreate(event, 0));

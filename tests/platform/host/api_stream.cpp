@@ -97,16 +97,6 @@ HIP_API hipError_t hipStreamWaitEvent(void* handle, void* event_handle, unsigned
   return streams().enqueue(*stream, std::move(wait));
 }
 
-HIP_API hipError_t hipLaunchHostFunc(void* handle, void (*function)(void*), void* data) {
-  ENTER();
-  STREAM(stream, handle);
-  const auto run = [=] {
-    function(data);
-    return hipSuccess;
-  };
-  return streams().enqueue(*stream, {"a host function", run, {}});
-}
-
 HIP_API hipError_t hipEventCreateWithFlags(void** handle, unsigned flags) {
   ENTER();
   *handle = streams().create_event(flags);

@@ -21,6 +21,7 @@ Options from_environment() {
   result.devices = static_cast<int>(number("RF_HOST_DEVICES", 1));
   result.patience = static_cast<int>(number("RF_HOST_PATIENCE", 60));
   result.stale_replays = static_cast<int>(number("RF_HOST_STALE_REPLAYS", -1));
+  result.fault = std::getenv("RF_HOST_FAULT");
   result.report_leaks = number("RF_HOST_LEAKS", 0) != 0;
   return result;
 }

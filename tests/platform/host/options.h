@@ -17,6 +17,7 @@ struct Options {
   int devices = 1;                        // RF_HOST_DEVICES; they share the memory
   int patience = 60;                      // RF_HOST_PATIENCE: seconds ranks wait for each other
   int stale_replays = -1;                 // RF_HOST_STALE_REPLAYS: -1 none, else after how many
+  const char* fault = nullptr;            // RF_HOST_FAULT: a file that says how a kernel fails
   bool report_leaks = false;              // RF_HOST_LEAKS: report at exit what was not freed
 };
 

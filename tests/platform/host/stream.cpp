@@ -1,9 +1,13 @@
 #include "stream.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <chrono>
+#include <fstream>
 
 #include "graph.h"
+#include "options.h"
 #include "report.h"
 
 namespace host {
@@ -11,6 +15,27 @@ namespace {
 
 void merge(Clock& into, const Clock& other) {
   for (const auto& [stream, count] : other) into[stream] = std::max(into[stream], count);
+}
+
+// The fault that RF_HOST_FAULT plants: once its file is there, a kernel or graph of them never ends
+// ("hang"), or the device fails with an error (its number). The file is taken away first, unless
+// "always" stands before that.
+void plant_fault(const Operation& operation) {
+  const char* const file = options().fault;
+  const bool computes = operation.name == "a graph" || operation.name.starts_with("kernel ");
+  if (!file || !computes || access(file, R_OK)) return;
+  std::string word;
+  std::ifstream text(file);
+  text >> word;
+  if (word == "always") {
+    text >> word;
+  } else {
+    unlink(file);
+  }
+  if (word == "hang") {
+    for (;;) pause();
+  }
+  report(static_cast<hipError_t>(std::atoi(word.c_str())), "a fault was planted");
 }
 
 std::string on_stream(int id) { return id == 0 ? "the null stream" : format("stream %d", id); }
@@ -106,6 +131,7 @@ void Streams::run_next(Stream& stream) {
   Operation operation = std::move(stream.queue.front());
   stream.queue.pop_front();
   const uint64_t sequence = ++stream.done;
+  if (sticky_error() == hipSuccess) plant_fault(operation);
   if (sticky_error() == hipSuccess) {
     operation.run();
     check_order(stream, sequence, operation);

@@ -116,9 +116,6 @@ API CUresult cuStreamSynchronize(CUstream stream) {
 API CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned flags) {
   return IN_CONTEXT(HOST(hipStreamWaitEvent, (P, P, unsigned), stream, event, flags));
 }
-API CUresult cuLaunchHostFunc(CUstream stream, void (*function)(void*), void* data) {
-  return IN_CONTEXT(HOST(hipLaunchHostFunc, (P, void (*)(void*), P), stream, function, data));
-}
 API CUresult cuStreamBeginCapture_v2(CUstream stream, int mode) {
   return IN_CONTEXT(HOST(hipStreamBeginCapture, (P, int), stream, mode));
 }

@@ -37,9 +37,10 @@ def opened(found: FoundDevice) -> Iterator[Device]:
     try:
         yield device
     except BaseException:
+        # One that has failed answers every call with its error, which would hide what happened.
         with suppress(HipError):
             device.driver.synchronize_stream(device.stream)
-        release(device)
+            release(device)
         raise
 
 
