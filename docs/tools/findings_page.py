@@ -8,7 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from docs.tools.markdown import code, table
-from rocmforge.commands.diagnosis.findings import Finding, Level
+from rocmforge.commands.diagnosis.finding import Finding, Level
 from rocmforge.commands.diagnosis.machine import User
 from tests.unit import test_doctor
 from tests.unit.test_doctor import GIB, Tree

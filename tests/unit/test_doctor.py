@@ -14,13 +14,18 @@ import pytest
 
 from rocmforge.backend.optional import RuntimeLibrary
 from rocmforge.backend.protocol import DeviceInfo
-from rocmforge.commands.diagnosis.findings import Finding, Level, diagnose
+from rocmforge.commands.diagnosis.finding import Finding, Level
+from rocmforge.commands.diagnosis.findings import diagnose
+from rocmforge.commands.diagnosis.health import find_troubles, read_history
 from rocmforge.commands.diagnosis.machine import Machine, User, read_machine
 from rocmforge.commands.diagnosis.runtime_probe import Runtime
+from rocmforge.sensors.throttling import Throttle
+from tests.support.device_tree import DeviceTree, gpu_metrics
 
 GIB = 2**30
 RENDER, VIDEO = 105, 44
 USER = User(1000, frozenset({1000, RENDER, VIDEO}))
+BUS = "sys/bus/pci/devices/0000:03:00.0"
 LIBRARY = "/opt/rocm/lib/libamdhip64.so.6"
 
 
@@ -40,6 +45,7 @@ class Tree:
         )
         self.write("proc/sys/kernel/osrelease", "6.12.9")
         self.write("proc/meminfo", f"MemTotal: {64 * GIB // 1024} kB")
+        self.write("proc/uptime", "7300.25 9000.5\n")
         self.write("etc/group", f"root:x:0:\nvideo:x:{VIDEO}:\nrender:x:{RENDER}:")
         self.write("opt/rocm/lib/libamdhip64.so.6", "")
         self.link("opt/rocm/lib/libamdhip64.so", "libamdhip64.so.6")
@@ -94,6 +100,12 @@ class Tree:
         self.write(f"{device}/power_dpm_force_performance_level", "auto")
         self.write(f"{device}/pp_dpm_sclk", "0: 500Mhz *\n1: 2304Mhz\n2: 2500Mhz")
         self.write(f"{device}/hwmon/hwmon3/power1_average", "15000000")
+
+    def kernel_says(self, text: str, seconds: int = 60) -> None:
+        log = self.root / "dev/kmsg"
+        said = log.read_text() if log.exists() else ""
+        line = f"3,9,{seconds}000000,-;amdgpu 0000:03:00.0: amdgpu: {text}\n"
+        self.write("dev/kmsg", said + line)
 
     def drive(self, address: str, driver: str | None) -> None:
         link = self.root / f"sys/bus/pci/devices/{address}/driver"
@@ -221,6 +233,42 @@ def hip_crashes(tree: Tree) -> None:
     tree.runtime = Runtime(reason="asking HIP ended with status -11: ", library=LIBRARY)
 
 
+def was_reset(tree: Tree) -> None:
+    tree.kernel_says("ring comp_1.0.0 timeout, signaled seq=7, emitted seq=9")
+    tree.kernel_says("GPU reset begin!")
+    tree.kernel_says("GPU reset(1) succeeded!")
+
+
+def could_not_be_reset(tree: Tree) -> None:
+    tree.kernel_says("GPU reset(1) failed")
+
+
+def fell_off_the_bus(tree: Tree) -> None:
+    tree.kernel_says("device lost from bus!")
+
+
+def read_a_page_that_is_not_there(tree: Tree) -> None:
+    tree.kernel_says("[gfxhub] page fault (src_id:0 ring:24 vmid:3 pasid:32769)")
+
+
+def was_reset_a_minute_ago(tree: Tree) -> None:
+    tree.write(f"{BUS}/devcoredump/data", "")
+
+
+def has_errors_of_memory(tree: Tree) -> None:
+    tree.write(f"{BUS}/ras/umc_err_count", "ue: 3\nce: 17\n")
+
+
+def is_too_hot(tree: Tree) -> None:
+    (tree.root / BUS / "gpu_metrics").write_bytes(gpu_metrics([Throttle.TEMPERATURE]))
+    tree.write(f"{BUS}/hwmon/hwmon3/temp2_input", "111000")
+
+
+def has_a_low_cap(tree: Tree) -> None:
+    tree.write(f"{BUS}/hwmon/hwmon3/power1_cap", "200000000")
+    tree.write(f"{BUS}/hwmon/hwmon3/power1_cap_default", "303000000")
+
+
 @pytest.mark.parametrize(
     ("damage", "level", "message", "repair"),
     [
@@ -251,6 +299,15 @@ def hip_crashes(tree: Tree) -> None:
         (pretends_to_be_another_chip, "warning", "10.3.0", "unset HSA_OVERRIDE_GFX_VERSION"),
         (every_gpu_is_hidden, "error", "hides every GPU", "unset HIP_VISIBLE_DEVICES"),
         (hip_crashes, "error", "status -11", "rocmforge backends"),
+        (was_reset, "warning", "was reset (once", "linux-firmware"),
+        (was_reset, "warning", "did not finish its work in time (once", "grep -A3 timeout"),
+        (could_not_be_reset, "error", "could not be reset", "restart the machine"),
+        (fell_off_the_bus, "error", "fell off the bus", "slot, riser, power supply"),
+        (read_a_page_that_is_not_there, "warning", "memory that is not there", "verify MODEL"),
+        (was_reset_a_minute_ago, "warning", "has kept the state", "devcoredump/data"),
+        (has_errors_of_memory, "warning", "has counted 3 errors", "replace the device"),
+        (is_too_hot, "warning", "temperature (111 °C)", "see to fans"),
+        (has_a_low_cap, "warning", "may draw 200 W, by default it may 303 W", "echo 303000000"),
     ],
 )
 def test_a_broken_machine_is_told_what_is_wrong_and_the_command_for_it(
@@ -269,6 +326,29 @@ def test_every_problem_comes_with_a_repair(tree: Tree) -> None:
     problems = [f for f in tree.findings() if f.level is not Level.OK]
     assert problems
     assert all(f.repair for f in problems)
+
+
+def test_a_reset_long_ago_is_told_with_how_often_and_how_it_ended(tree: Tree) -> None:
+    for seconds in (100, 200):
+        tree.kernel_says("GPU reset begin!", seconds)
+    tree.kernel_says("GPU reset(2) succeeded!", 203)
+    tree.write("proc/uptime", f"{200 + 3 * 3600}.25 99.0\n")
+    history = read_history(tree.root, ("0000:03:00.0",))
+    (finding,) = find_troubles(history)
+    assert "(2 times since the machine was started, 3 hours ago)" in finding.message
+    assert finding.message.endswith("It has recovered.")
+
+
+def test_a_log_that_cannot_be_read_is_told_and_no_fault(tree: Tree) -> None:
+    (finding,) = (f for f in tree.findings() if "kernel's log cannot be read" in f.message)
+    assert finding.level is Level.OK
+    assert "CAP_SYSLOG" in finding.message
+
+
+def test_who_holds_memory_is_named(tree: Tree) -> None:
+    DeviceTree(tree.root).compute(4711, "llama-server", 9 * GIB)
+    (finding,) = (f for f in tree.findings() if "is held by" in f.message)
+    assert "llama-server (process 4711) 9.0 GiB" in finding.message
 
 
 def test_root_needs_no_group(tree: Tree) -> None:

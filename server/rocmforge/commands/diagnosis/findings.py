@@ -4,34 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
-from enum import StrEnum
 from typing import Final
 
+from rocmforge.commands.diagnosis.finding import Finding, Level
+from rocmforge.commands.diagnosis.health import find_troubles
 from rocmforge.commands.diagnosis.machine import DeviceNode, Gpu, Machine
 from rocmforge.commands.diagnosis.runtime_probe import Runtime
 
 _GIB: Final = 2**30
 _HIDING: Final = ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL")
 _MIN_SHARED: Final = 0.5  # of the main memory, before an APU is told that it may have more
-
-
-class Level(StrEnum):
-    """The severity of a finding."""
-
-    OK = "ok"
-    WARNING = "warning"  # it works, but not as it should
-    ERROR = "error"  # the GPU cannot be used
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """One thing that was looked at."""
-
-    check: str
-    level: Level
-    message: str
-    repair: str | None = None  # a command, or what to do
 
 
 def diagnose(machine: Machine, runtime: Runtime) -> tuple[Finding, ...]:
@@ -42,6 +24,7 @@ def diagnose(machine: Machine, runtime: Runtime) -> tuple[Finding, ...]:
         *_hardware(machine),
         *_nodes(machine),
         *_gpus(machine, runtime),
+        *find_troubles(machine.history),
         *_several_gpus(machine, runtime),
         *_runtime(machine, runtime),
         *_environment(machine),

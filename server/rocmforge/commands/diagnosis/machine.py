@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from rocmforge.commands.diagnosis.health import History, read_history
 from rocmforge.sensors.power import power_w
 
 AMD: Final = "0x1002"
@@ -93,6 +94,7 @@ class Machine:
     pci_gpus: tuple[PciGpu, ...]
     gpus: tuple[Gpu, ...]
     rccl: tuple[str, ...]  # the files of RCCL
+    history: History  # of the GPUs that amdgpu drives
     environment: Mapping[str, str]  # variables that change what HIP does
 
 
@@ -117,6 +119,8 @@ def read_machine(
         )
 
     kfd = root / "dev/kfd"
+    pci_gpus = tuple(_pci_gpus(root / "sys/bus/pci/devices"))
+    driven = tuple(gpu.address for gpu in pci_gpus if gpu.driver == "amdgpu")
     return Machine(
         kernel=_text(root / "proc/sys/kernel/osrelease") or "unknown",
         has_driver=(root / "sys/module/amdgpu").is_dir(),
@@ -128,9 +132,10 @@ def read_machine(
         user=user,
         kfd=node(kfd) if kfd.exists() else None,
         render_nodes=tuple(map(node, sorted((root / "dev/dri").glob("renderD*")))),
-        pci_gpus=tuple(_pci_gpus(root / "sys/bus/pci/devices")),
+        pci_gpus=pci_gpus,
         gpus=tuple(_gpus(root)),
         rccl=_libraries(root, rocm, "librccl"),
+        history=read_history(root, driven),
         environment=environment,
     )
 
