@@ -96,8 +96,8 @@ _MEANINGS: Final[Mapping[KernelEvent, _Meaning]] = MappingProxyType(
         KernelEvent.RESET: _Meaning(
             Level.WARNING,
             "was reset",
-            "once: nothing, servers replace their engines on it; again: power, heat, the newest kernel "
-            "and linux-firmware",
+            "once: nothing, servers replace their engines on it; again: power, heat, the newest "
+            "kernel and linux-firmware",
         ),
         KernelEvent.TIMEOUT: _Meaning(
             Level.WARNING,
