@@ -22,6 +22,7 @@ BESIDE_THE_CODE = {
     "CHANGELOG.md": "changelog/index.html",
     "docker/README.md": "docker/index.html",
     "kernels/README.md": "kernels/index.html",
+    "release/README.md": "release/index.html",
     "tests/README.md": "tests/index.html",
 }
 """Pages outside of docs/, and where each lies in the site."""

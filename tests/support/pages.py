@@ -8,5 +8,5 @@ ROOT = Path(__file__).parents[2]
 PAGES = (
     *sorted(ROOT.glob("*.md")),
     *sorted((ROOT / "docs").rglob("*.md")),
-    *(ROOT / folder / "README.md" for folder in ("docker", "kernels", "tests")),
+    *(ROOT / folder / "README.md" for folder in ("docker", "kernels", "release", "tests")),
 )

@@ -149,7 +149,7 @@ def flags_of_ours() -> frozenset[str]:
         "verify",
     )
     found = {flag for command in commands_of_ours for flag in _FLAG.findall(help_of(command))}
-    for folder in ("kernels", "benchmarks", "tests"):
+    for folder in ("kernels", "benchmarks", "release", "tests"):
         for path in (ROOT / folder).rglob("*.py"):
             found |= set(re.findall(r'add_argument\(\s*"(--[a-z-]+)"', read(path)))
             found |= set(re.findall(r'addoption\(\s*"(--[a-z-]+)"', read(path)))

@@ -70,7 +70,7 @@ def test_browsers_ask_nobody_else(site: Path) -> None:
 
 def test_links_that_lead_nowhere_end_the_build(tmp_path: Path) -> None:
     links = ("gone.md", "models.md#gone", "../server/gone.py")
-    for name in ("docs", "docker", "kernels", "tests"):
+    for name in ("docs", "docker", "kernels", "release", "tests"):
         for path in (ROOT / name).rglob("*.md"):
             copied = tmp_path / path.relative_to(ROOT)
             copied.parent.mkdir(parents=True, exist_ok=True)

@@ -100,7 +100,8 @@ class DeviceWatch:
         self._has_ended = False
         self._thread: threading.Thread | None = None
         # From here on the thread's own.
-        self._looks = 0
+        self._begun = 0  # looks; changed with `_seen`, as is the next
+        self._looks = 0  # that have ended
         self._looked_at: float | None = None
         self._errors: dict[str, ErrorCounts] = {}
         self._idle: Counter[str] = Counter()
@@ -130,9 +131,9 @@ class DeviceWatch:
         if self._thread is None:
             return
         with self._seen:
-            before = self._looks
+            wanted = self._begun + 1  # a look under way may have missed what is asked for
             self._news.set()
-            self._seen.wait_for(lambda: self._looks > before or self._has_ended, timeout_s)
+            self._seen.wait_for(lambda: self._looks >= wanted or self._has_ended, timeout_s)
 
     def events(self, devices: tuple[str, ...], since: float) -> list[DeviceEvent]:
         """Returns what the kernel has said of devices since a time, in seconds since 1970."""
@@ -172,6 +173,8 @@ class DeviceWatch:
             )
         while not self._has_ended:
             self._news.clear()
+            with self._seen:
+                self._begun += 1
             wanted = self._wanted
             self._look(wanted, log)
             self._news.wait(self._interval_s if wanted else None)

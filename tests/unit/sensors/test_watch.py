@@ -227,3 +227,27 @@ def test_without_a_readable_log_nothing_is_claimed_about_resets(tmp_path: Path) 
     watch.stop()
     assert watch.sight.counts_of(tree.device) == []
     assert watch.sight.readings[tree.device].power_w == 15
+
+
+def test_a_look_that_had_begun_before_is_not_taken_for_the_one_that_is_asked_for(
+    tmp_path: Path,
+) -> None:
+    tree = DeviceTree(tmp_path)
+    watch = DeviceWatch(tree.root, interval_s=3600.0)
+    is_looking, let_go = threading.Event(), threading.Event()
+
+    def wait(device: str, why: str) -> None:
+        is_looking.set()
+        let_go.wait(PATIENCE_S)
+
+    watch.on_end = wait
+    watch.follow(frozenset({tree.device}))
+    watch.look_soon(PATIENCE_S)
+    tree.say("GPU reset begin!")
+    watch.follow(frozenset({tree.device}))
+    assert is_looking.wait(PATIENCE_S)
+    tree.say("[gfxhub] page fault (src_id:0 ring:24 vmid:3 pasid:32769)")
+    threading.Timer(0.05, let_go.set).start()
+    watch.look_soon(PATIENCE_S)
+    watch.stop()
+    assert KernelEvent.PAGE_FAULT in [event.event for event in watch.sight.events]

@@ -119,5 +119,6 @@ def rebuild_error(failure: LoadFailed) -> RocmForgeError:
     RocmForgeError.__init__(error, failure.message)
     for name, value in failure.fields.items():
         setattr(error, name, tuple(value) if isinstance(value, list) else value)
-    error.fault = Fault(error.fault)  # a text on its way
+    if "fault" in failure.fields:
+        error.fault = Fault(error.fault)  # a text on its way
     return error
