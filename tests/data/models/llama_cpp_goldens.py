@@ -51,9 +51,6 @@ def _for_llama_cpp(model: TinyModel) -> TinyModel:
     )
 
 
-_NOT_RECORDED: Final = ("muse-glimmer", "nemotron_h_moe-latent")
-"""Whose files llama.cpp has not read yet: Transformers alone is their oracle."""
-
 MODELS: Final = tuple(
     _for_llama_cpp(model)
     for model in (
@@ -65,7 +62,6 @@ MODELS: Final = tuple(
         *RECURRENT_MODELS,
         *GEMMA4_MODELS,
     )
-    if model.name not in _NOT_RECORDED
 )
 
 
