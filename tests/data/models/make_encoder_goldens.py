@@ -1,7 +1,7 @@
 """Records what Transformers and llama.cpp compute for the tiny encoders.
 
-Run manually from the root of the repository, with torch, transformers and, unless all that are
-named are of Gemma, llama-cpp-python; for all models or those that are named:
+Run manually from the root of the repository, with torch, transformers and llama-cpp-python, for
+all models or those that are named:
 
     python -m tests.data.models.make_encoder_goldens [NAME...]
 """
@@ -60,7 +60,11 @@ def golden(model: TinyEncoder, folder: Path) -> dict[str, Any]:
         return {"llama_cpp": rounded(embed(model, folder))}
     network = build(model)
     if model.is_gemma:
-        return {"embeddings": [rounded(embedding(model, network, n)) for n in LENGTHS]}
+        prompts = [LONG_PROMPT[:length] for length in LENGTHS]
+        return {
+            "embeddings": [rounded(embedding(model, network, prompt)) for prompt in prompts],
+            "llama_cpp": [rounded(embed(model, folder, prompt)) for prompt in prompts],
+        }
     with torch.no_grad():
         output = network(torch.tensor([PROMPT]), attention_mask=torch.ones(1, len(PROMPT)))
     found: dict[str, Any] = {"llama_cpp": rounded(embed(model, folder))}
@@ -73,29 +77,32 @@ def golden(model: TinyEncoder, folder: Path) -> dict[str, Any]:
     return found
 
 
-def embedding(model: TinyEncoder, network: Any, length: int) -> Any:
+def embedding(model: TinyEncoder, network: Any, prompt: tuple[int, ...]) -> Any:
     """The mean of the states of a prompt times both matrices, as Sentence-Transformers has it."""
     with torch.no_grad():
-        states = network(torch.tensor([LONG_PROMPT[:length]])).last_hidden_state[0].numpy()
+        states = network(torch.tensor([prompt])).last_hidden_state[0].numpy()
     weights = hf_weights(model)
     inner = weights["2_Dense/linear.weight"] @ states.mean(axis=0)
     return weights["3_Dense/linear.weight"] @ inner
 
 
-def embed(model: TinyEncoder, folder: Path) -> Any:
+def embed(model: TinyEncoder, folder: Path, prompt: tuple[int, ...] = PROMPT) -> Any:
     """The prompt's pooled state by llama.cpp, or its scores; not normalised."""
     llama_cpp = import_module("llama_cpp")
+    longest = model.config["max_position_embeddings"]
     llama = llama_cpp.Llama(
         str(write_encoder(model, folder, partial(as_llama_cpp_reads, model))),
         embedding=True,
-        n_ctx=64,
+        n_ctx=longest,
+        n_batch=longest,
+        n_ubatch=longest,
         n_threads=1,
         pooling_type=4 if model.ranks else -1,
         verbose=False,
     )
     batch = llama._batch
     batch.reset()
-    batch.add_sequence(list(PROMPT), 0, True)
+    batch.add_sequence(list(prompt), 0, True)
     llama._ctx.encode(batch)
     pointer = llama_cpp.llama_get_embeddings_seq(llama._ctx.ctx, 0)
     size = model.config["num_labels"] if model.ranks else model.config["hidden_size"]
