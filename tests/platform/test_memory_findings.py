@@ -156,6 +156,13 @@ def test_fault_answers_every_later_call(device: Device, host: HostPlatform) -> N
     device.synchronize()
 
 
+def test_a_reset_takes_all_memory_back(device: Device, host: HostPlatform) -> None:
+    assert hip.hipMalloc(64)[0] == _hip_bindings.hipError_t.hipSuccess
+    assert host.live_bytes >= 64
+    host.reset()
+    assert host.live_bytes == 0
+
+
 def test_freed_memory_is_given_back(device: Device) -> None:
     """With what was known of each byte, which weighs nine times as much."""
     elements = 1 << 18

@@ -87,6 +87,10 @@ class HostPlatform:
         """Forgets findings and the sticky error."""
         self._library.rf_host_clear()
 
+    def reset(self) -> None:
+        """Does so, and takes all memory back: a device that failed frees nothing any more."""
+        self._library.hipDeviceReset()
+
     @property
     def live_bytes(self) -> int:
         """Device and pinned memory that is allocated now."""

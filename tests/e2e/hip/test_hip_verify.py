@@ -60,7 +60,7 @@ def host(platform: HostPlatform | None) -> Iterator[HostPlatform | None]:
     """The same, with a clean slate for the next test."""
     yield platform
     if platform:
-        platform.clear()
+        platform.reset()
 
 
 @pytest.fixture(scope="module")

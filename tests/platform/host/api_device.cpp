@@ -4,6 +4,7 @@
 
 #include "api.h"
 #include "block.h"
+#include "memory.h"
 #include "module.h"
 #include "options.h"
 
@@ -57,6 +58,7 @@ HIP_API hipError_t hipDeviceReset() {
   const std::lock_guard<std::mutex> lock(library_mutex());
   streams().synchronize_all();
   clear_findings();
+  memory().release_all();
   return hipSuccess;
 }
 

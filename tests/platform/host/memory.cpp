@@ -101,6 +101,12 @@ void Memory::release(Allocation& allocation) {
   allocation.uses.clear();
 }
 
+void Memory::release_all() {
+  for (const auto& [begin, allocation] : allocations_) {
+    if (allocation->state == Allocation::State::kLive) release(*allocation);
+  }
+}
+
 Allocation* Memory::find(const void* pointer) {
   const auto address = reinterpret_cast<uintptr_t>(pointer);
   auto after = allocations_.upper_bound(address);

@@ -106,6 +106,7 @@ class Memory {
   // nullptr when the device's memory is used up.
   Allocation* allocate(size_t bytes, bool pinned);
   void release(Allocation& allocation);
+  void release_all();
 
   // The allocation at or before this address, if the address belongs to it; freed ones included.
   Allocation* find(const void* pointer);
