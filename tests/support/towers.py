@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
+from msgspec import structs
+
 from rocmforge.backend.protocol import Backend, LoadOptions, Runner
 from rocmforge.engine.core import EngineCore
 from rocmforge.engine.ipc.prompt import ImageSpan, Prompt, TokenSpan, image_span
 from rocmforge.engine.ipc.totals import Totals
-from rocmforge.engine.loading import tower_options
+from rocmforge.engine.loading import load, tower_options
 from rocmforge.engine.schedule.limits import SchedulerLimits
 from rocmforge.engine.waiting.images import KEPT_BYTES, WaitingImages
 from rocmforge.models.vision.config import VisionConfig
@@ -20,6 +22,8 @@ from rocmforge.models.vision.image import ImageTile
 from rocmforge.opening import open_checkpoint
 from rocmforge.pixels.processors.patches import tile_of
 from tests.data.models.tiny_towers import PLACEHOLDER, TinyTower, pixels
+from tests.support.start import start_message
+from tests.support.timed import Timed
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,7 @@ class Loaded:
     tower: Runner
     vision: VisionConfig
     options: LoadOptions
+    draft: Runner | None = None
 
     def core(self, totals: Totals | None = None, kept_bytes: int = KEPT_BYTES) -> EngineCore:
         """A core for both, with a clock that moves when it is looked at."""
@@ -41,7 +46,9 @@ class Loaded:
             whole_rows=self.vision.whole_rows,
         )
         images = WaitingImages(self.tower, self.vision.processor, totals, kept_bytes)
-        return EngineCore(self.runner, limits, lambda: next(clock), totals, images=images)
+        return EngineCore(
+            self.runner, limits, lambda: next(clock), totals, draft_runner=self.draft, images=images
+        )
 
 
 def load_both(stack: ExitStack, backend: Backend, folder: Path, options: LoadOptions) -> Loaded:
@@ -55,6 +62,28 @@ def load_both(stack: ExitStack, backend: Backend, folder: Path, options: LoadOpt
         runner = backend.load(checkpoint, options, lambda stage, share: None)
         stack.enter_context(closing(runner))
         return Loaded(runner, tower, checkpoint.vision, options)
+
+
+def load_as_engine(
+    stack: ExitStack,
+    backend: str,
+    path: Path,
+    options: LoadOptions,
+    *,
+    draft: Path | None = None,
+    predicts: bool = False,
+) -> Loaded:
+    """Loads what an engine process does; no step takes any time, so that drafting pays."""
+    start = start_message(backend, str(path), options, None if draft is None else str(draft))
+    start = structs.replace(start, predicts=predicts)
+    loaded = stack.enter_context(closing(load(start, lambda stage, share: None)))
+    with open_checkpoint(path) as checkpoint:
+        assert checkpoint.vision is not None
+        assert loaded.tower is not None
+        assert loaded.runner.info.predicts == predicts
+        return Loaded(
+            Timed(loaded.runner), loaded.tower, checkpoint.vision, options, draft=loaded.draft
+        )
 
 
 def tile(model: TinyTower, number: int, vision: VisionConfig) -> ImageTile:

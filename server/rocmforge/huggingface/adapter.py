@@ -129,7 +129,14 @@ class _Pairs:
     def _places(self, target: str) -> tuple[str, ...]:
         pattern, together = ONE_EXPERT
         name = pattern.sub(together, target.removeprefix(_PREFIX) + ".weight")
-        places = self._names.find(name) or ()
+        found = self._names.find(name)
+        if found == ():
+            raise self._bad(
+                target,
+                "it changes what is beside the text model, such as its tower of images, which "
+                "adapters cannot: leave it out when you train",
+            )
+        places = found or ()
         if places in (("embedding.token",), ("output",)):
             raise self._bad(
                 target, "adapters of the embedding or the output matrix are not supported"

@@ -163,8 +163,9 @@ class _Opened:
         predicting = text.get_int("num_nextn_predict_layers", 0)
         if self._predicts and FAMILIES[model.architecture].may_predict and predicting < 2:
             of_predictor = names.with_predictor(model.num_layers)
-            if self._has_projection(of_predictor):
-                model, names = with_predictor(model), of_predictor
+            whole = with_predictor(model)
+            if whole.predicts and self._has_projection(of_predictor):
+                model, names = whole, of_predictor
         tied = is_tied(self._config)
         weights = read_weights(
             model,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,6 +19,7 @@ from tokenizers import AddedToken
 
 from tests.api.live import metric
 from tests.data.models.tiny_towers import SMOLVLM, write_tower_folder
+from tests.support.children import ENGINE, children
 from tests.support.pictures import BLUE, RED, data_address, encoded, picture
 from tests.support.server import LiveServer
 from tests.support.tokenizer_files import byte_level, write_tokenizer
@@ -56,7 +59,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     folder = tmp_path_factory.mktemp("images")
     model = write_smolvlm(folder / "smolvlm")
     command = ("-m", "rocmforge", "serve", str(model), "--served-model-name", "smolvlm")
-    limits = ("--port", "{port}", "--backend", "reference", "--max-sequences", "8")
+    limits = ("--port", "{port}", "--backend", "reference", "--max-sequences", "8", "--resume")
     with LiveServer([*command, *limits], folder / "log") as server:
         yield server
 
@@ -84,10 +87,9 @@ def ask(client: OpenAI, messages: list[Any], **fields: Any) -> Any:
         model="smolvlm",
         messages=messages,
         temperature=0,
-        max_tokens=12,
         logprobs=True,
         extra_body={"ignore_eos": True},
-        **fields,
+        **{"max_tokens": 12, **fields},
     )
 
 
@@ -149,6 +151,22 @@ def test_a_stream_says_the_same(client: OpenAI) -> None:
     stream = ask(client, messages, stream=True)
     text = "".join(chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices)
     assert text == ask(client, messages).choices[0].message.content
+
+
+def test_a_stream_goes_on_when_the_engine_is_killed(server: LiveServer, client: OpenAI) -> None:
+    """In another process, whose tower looks at the images once more."""
+    messages, length = seen("Go on: ", REDS, "and ", BLUES), {"max_tokens": 400}
+    whole = ask(client, messages, **length).choices[0].message.content
+    tiles = metric(server, "rocmforge_image_tiles_total")
+    text = ""
+    for chunk in ask(client, messages, stream=True, **length):
+        more = (chunk.choices[0].delta.content or "") if chunk.choices else ""
+        if more and not text:
+            (pid,) = children(server.process.pid, ENGINE)
+            os.kill(pid, signal.SIGKILL)
+        text += more
+    assert text == whole
+    assert metric(server, "rocmforge_image_tiles_total") == tiles + 2
 
 
 def test_a_damaged_image_disturbs_nobody(server: LiveServer, client: OpenAI) -> None:

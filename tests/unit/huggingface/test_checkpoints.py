@@ -461,6 +461,10 @@ ONES = np.ones((4, 48), np.float32)
             "it is not a matrix of llama models with 2 layers",
         ),
         (
+            {"base_model.model.model.visual.blocks.0.attn.qkv.lora_A.weight": ONES},
+            "visual.blocks.0.attn.qkv': it changes what is beside the text model",
+        ),
+        (
             {f"{Q}.lora_A.weight": ONES[:, :40], f"{Q}.lora_B.weight": ONES.T},
             "its shape is (4, 40)",
         ),

@@ -1,0 +1,178 @@
+"""Images beside what else changes how a model computes: adapters, drafts, several devices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from msgspec import structs
+
+from rocmforge.backend.protocol import Int32Array, StepInput
+from rocmforge.engine.ipc.params import SamplingParams
+from rocmforge.engine.ipc.prompt import Prompt
+from rocmforge.errors import ConfigurationError
+from rocmforge.models.lora import AdapterSpec
+from rocmforge.opening import open_checkpoint
+from tests.data.models.tiny_adapters import write_random_adapter
+from tests.data.models.tiny_towers import (
+    GEMMA3,
+    QWEN3_VL,
+    QWEN35,
+    TinyTower,
+    write_predicting_tower,
+    write_tower_files,
+    write_tower_folder,
+)
+from tests.e2e.conftest import RANKS
+from tests.support.core import tokens_of
+from tests.support.options import SMALL
+from tests.support.shallow import write_shallow
+from tests.support.towers import Loaded, load_as_engine, shown
+
+pytestmark = pytest.mark.slow
+
+OPTIONS = replace(SMALL, max_context=256, kv_blocks=64, max_batched_tokens=48, draft_tokens=4)
+GREEDY = SamplingParams(max_tokens=10, temperature=0.0)
+FEW_TOKENS = tuple((token, 100.0) for token in (3, 7, 11))
+SHARED = tuple(range(5, 26))
+CONVERSATIONS: tuple[tuple[Sequence[int] | int, ...], ...] = (
+    (SHARED, 0, (1, 2, 3)),
+    (SHARED, 1, (1, 2, 3)),
+    ((4,), 2, (7,), 3, (9, 9, 9, 9)),
+    ((3, 4, 5),),
+)
+
+
+def prompts_of(model: TinyTower, loaded: Loaded) -> list[Prompt]:
+    """Two images behind one text, two in one prompt, and none."""
+    return [shown(model, parts, loaded.vision) for parts in CONVERSATIONS]
+
+
+def test_adapters_see_images_as_on_the_reference(stack: ExitStack, tmp_path: Path) -> None:
+    """Some with an adapter, some without, at once; no tile is computed twice for it."""
+    path = write_tower_files(QWEN3_VL, tmp_path / "m")
+    adapter = write_random_adapter(tmp_path / "adapter.gguf", path, 3)
+    options = replace(OPTIONS, adapters=(AdapterSpec(name="a", path=str(adapter)),))
+    answers = []
+    for backend in ("hip", "reference"):
+        loaded = load_as_engine(stack, backend, path, options)
+        requests = [
+            (prompt, structs.replace(GREEDY, adapter=number))
+            for prompt in prompts_of(QWEN3_VL, loaded)
+            for number in (-1, 0)
+        ]
+        together, stats = tokens_of(loaded.core(), requests)
+        assert stats.totals.image_tiles == 4
+        answers.append(together)
+    assert answers[0] == answers[1]
+    for plain, adapted in zip(answers[0][::2], answers[0][1::2], strict=True):
+        assert plain != adapted
+
+
+@pytest.mark.parametrize(
+    ("model", "backend"), [(GEMMA3, "reference"), (QWEN3_VL, "hip"), (QWEN35, "reference")]
+)
+def test_looked_up_drafts_change_no_answer_about_images(
+    model: TinyTower, backend: str, stack: ExitStack, tmp_path: Path
+) -> None:
+    loaded = load_as_engine(stack, backend, write_tower_folder(model, tmp_path / "m"), OPTIONS)
+    plain = SamplingParams(max_tokens=20, seed=3, logit_bias=FEW_TOKENS)
+    drafting = structs.replace(plain, prompt_lookup_tokens=4)
+    prompts = prompts_of(model, loaded)
+    expected, _ = tokens_of(loaded.core(), [(prompt, plain) for prompt in prompts])
+    found, stats = tokens_of(loaded.core(), [(prompt, drafting) for prompt in prompts])
+    assert found == expected
+    assert 0 < stats.totals.accepted_tokens < stats.totals.drafted_tokens
+
+
+def test_a_draft_model_without_a_tower_drafts_for_those_who_show_no_image(
+    stack: ExitStack, tmp_path: Path
+) -> None:
+    path = write_tower_files(QWEN3_VL, tmp_path / "m")
+    (tmp_path / "draft").mkdir()
+    draft = write_shallow(path, 2, tmp_path / "draft" / "draft.gguf")
+    loaded = load_as_engine(stack, "reference", path, OPTIONS, draft=draft)
+    drafting = structs.replace(GREEDY, draft_model_tokens=4)
+    prompts = prompts_of(QWEN3_VL, loaded)
+    without = replace(loaded, draft=None)
+    expected, _ = tokens_of(without.core(), [(prompt, GREEDY) for prompt in prompts])
+    found, stats = tokens_of(loaded.core(), [(prompt, drafting) for prompt in prompts])
+    assert found == expected
+    assert stats.totals.model_drafted_tokens > 0
+    _, stats = tokens_of(loaded.core(), [(prompt, drafting) for prompt in prompts[:3]])
+    assert stats.totals.model_drafted_tokens == 0
+
+
+class Guesses:
+    """Where the tokens that a predictor guesses lie on the axes, of the steps of a runner."""
+
+    def __init__(self, loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.found: list[tuple[Int32Array, Int32Array]] = []
+        submit = loaded.runner.submit
+
+        def watch(step: StepInput) -> None:
+            if step.predicts:
+                self.found.append((step.positions, step.axis_positions))
+            submit(step)
+
+        monkeypatch.setattr(loaded.runner, "submit", watch)
+
+
+def test_a_predictor_guesses_behind_images_at_their_positions(
+    stack: ExitStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It looks at the token alone, and no layer adds anything: each of its guesses is right."""
+    path = write_predicting_tower(tmp_path / "m")
+    loaded = load_as_engine(stack, "hip", path, OPTIONS, predicts=True)
+    sampling = SamplingParams(max_tokens=20, temperature=0.9, seed=5)
+    prompt = prompts_of(QWEN35, loaded)[0]
+    without = load_as_engine(stack, "hip", path, OPTIONS)
+    expected, _ = tokens_of(without.core(), [(prompt, sampling)])
+    guesses = Guesses(loaded, monkeypatch)
+    drafting = structs.replace(sampling, draft_model_tokens=4)
+    found, stats = tokens_of(loaded.core(), [(prompt, drafting)])
+    assert found == expected
+    assert stats.totals.predictor_accepted_tokens == stats.totals.predictor_drafted_tokens > 10
+    rows, columns = prompt.images[0].grid
+    behind = max(rows, columns) // 2 - rows * columns // 4  # of what follows the image
+    for positions, axes in guesses.found:
+        np.testing.assert_array_equal(axes, np.repeat(positions[:, None] + behind, 3, axis=1))
+
+
+def test_a_predictor_behind_layers_with_states_is_left_out(tmp_path: Path) -> None:
+    path = write_predicting_tower(tmp_path / "m", ends_with_states=True)
+    with open_checkpoint(path, predicts=True) as checkpoint:
+        assert not checkpoint.config.predicts
+
+
+@pytest.mark.usefixtures("ranks")
+@pytest.mark.parametrize("model", [GEMMA3, QWEN3_VL], ids=lambda model: model.name)
+def test_two_devices_answer_about_images_as_one(
+    model: TinyTower, stack: ExitStack, tmp_path: Path
+) -> None:
+    """The tower is on the first; its rows, and positions in images, reach both."""
+    text = {**model.config["text_config"], "vocab_size": 104, "intermediate_size": 192}
+    text |= {"num_attention_heads": 4, "num_key_value_heads": 2}
+    split = replace(model, seed=34, config={**model.config, "text_config": text})
+    path = write_tower_folder(split, tmp_path / "m")
+    answers = []
+    for ranks in (1, RANKS):
+        loaded = load_as_engine(stack, "hip", path, replace(OPTIONS, tensor_parallel=ranks))
+        requests = [(prompt, GREEDY) for prompt in prompts_of(model, loaded)[:2]]
+        found, stats = tokens_of(loaded.core(), requests)
+        assert stats.totals.image_tiles == 2
+        answers.append(found)
+    assert answers[0] == answers[1]
+    assert answers[0][0] != answers[0][1]
+
+
+def test_a_model_with_states_is_refused_on_several_devices_with_its_tower_too(
+    ranks: int, stack: ExitStack, tmp_path: Path
+) -> None:
+    path = write_tower_folder(QWEN35, tmp_path / "m")
+    with pytest.raises(ConfigurationError, match="states runs on one device"):
+        load_as_engine(stack, "hip", path, replace(OPTIONS, tensor_parallel=ranks))
