@@ -19,14 +19,16 @@ def slide(
     max_tokens: int = 20,
     length: int = 50,
     draft: Runner | None = None,
+    temperature: float = 1.0,
 ) -> tuple[list[list[int]], EngineStats]:
-    """Greedy answers to prompts at once, and to the same ones again, and what was counted.
+    """Answers to prompts at once, and to the same ones again, and what was counted.
 
     Some begin alike. What the second ones begin with is found, if it was not given to others.
+    Tiny models repeat one token if none is drawn, whatever they have read.
     """
     sampling = SamplingParams(
         max_tokens=max_tokens,
-        temperature=0,
+        temperature=temperature,
         ignore_eos=True,
         draft_model_tokens=0 if draft is None else options.draft_tokens,
     )

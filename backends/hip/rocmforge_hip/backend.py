@@ -15,7 +15,6 @@ from rocmforge.backend.protocol import (
 )
 from rocmforge.errors import BackendError, ConfigurationError
 from rocmforge.models.checkpoint import Checkpoint
-from rocmforge_hip.device.constants import BLOCK_TOKENS
 from rocmforge_hip.device.discovery import (
     choose_device,
     choose_devices,
@@ -101,7 +100,7 @@ class HipBackend:
             window_groups=windows.count if windows else 0,
             window=windows.window if windows else 0,
             kept_windows=needs.kept_windows,
-            block_size=BLOCK_TOKENS,
+            block_size=needs.block_tokens,
             kv_dtype=cache_type(needs),
             context=needs.limits.context,
             hosted=hosted,

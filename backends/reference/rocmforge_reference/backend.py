@@ -122,7 +122,7 @@ def _load(
     info = RunnerInfo(
         backend=NAME,
         device=device,
-        block_size=BLOCK_SIZE,
+        block_size=_tokens(windows),
         num_blocks=num_blocks,
         max_context=max_context,
         vocab_size=config.vocab_size,
@@ -161,7 +161,9 @@ def _load(
         ops.kv_dtype, ops.activation_bits = kv_dtype, activation_bits
         return ops
 
-    return ReferenceRunner(config, weights, new_ops(ReferenceOps), info, processors, round_ops)
+    return ReferenceRunner(
+        config, weights, new_ops(ReferenceOps), info, processors, round_ops, windows
+    )
 
 
 def _choose_device(wanted: str | None) -> DeviceInfo:
@@ -190,8 +192,13 @@ def _check_fits(weights_bytes: int, options: LoadOptions, device: DeviceInfo) ->
 
 def _block_bytes(config: ModelConfig, windows: WindowGroups | None) -> int:
     """Returns the bytes of a block: of all layers, or of those of one group."""
-    of_all = BLOCK_SIZE * kv_bytes_per_token(config, 4)
-    return of_all if windows is None else of_all * windows.group_of.count(0) // config.num_layers
+    of_all = _tokens(windows) * kv_bytes_per_token(config, 4)
+    return of_all if windows is None else round(of_all * windows.share_of(config))
+
+
+def _tokens(windows: WindowGroups | None) -> int:
+    """Returns the tokens of a block."""
+    return BLOCK_SIZE if windows is None else windows.block_size
 
 
 def _plan_blocks(
@@ -207,7 +214,8 @@ def _plan_blocks(
     Raises:
         OutOfMemory: Weights and cache do not fit into the share of memory that may be used.
     """
-    blocks_per_sequence = -(-max_context // BLOCK_SIZE)
+    block_size = _tokens(windows)
+    blocks_per_sequence = -(-max_context // block_size)
     least = least_blocks(windows, options, blocks_per_sequence)
     usable = options.memory_of(device)
     allowed = int(usable * options.memory_utilization)
@@ -220,7 +228,7 @@ def _plan_blocks(
     if num_blocks < least or num_blocks * block_bytes > left:
         raise OutOfMemory(
             f"The model needs {_mib(fixed_bytes)} as float32 and {_mib(least * block_bytes)} for "
-            f"a cache of {least * BLOCK_SIZE} tokens, but only {_mib(allowed)} may be used "
+            f"a cache of {least * block_size} tokens, but only {_mib(allowed)} may be used "
             f"({options.memory_utilization:.0%} of {_mib(usable)} free). Lower "
             "max_context or kv_blocks, or take a smaller model."
         )
@@ -240,8 +248,16 @@ def _new_caches(
     layers: Sequence[LayerConfig], num_blocks: int, windows: WindowGroups | None
 ) -> tuple[KvCache, ...]:
     if windows is not None:
-        own = {index: _new_cache(layers[index], num_blocks) for index in set(windows.cache_of)}
-        return tuple(own[index] for index in windows.cache_of)
+        own = {
+            index: _new_cache(layers[index], num_blocks * windows.parts)
+            for index in set(windows.cache_of)
+        }
+        return tuple(
+            _of_window(own[windows.cache_of[index]], index, layers, windows)
+            if windows.group_of[index]
+            else own[windows.cache_of[index]]
+            for index in range(len(layers))
+        )
     caches: list[KvCache] = []
     for layer in layers:
         shared = layer.cache_of
@@ -258,6 +274,20 @@ def _new_cache(layer: LayerConfig, num_blocks: int) -> KvCache:
     if layer.latent is not None:
         return KvCache(keys, keys[..., layer.latent.rotary_dim :])
     return KvCache(keys, zeros(layer.value_dim))
+
+
+def _of_window(
+    cache: KvCache, index: int, layers: Sequence[LayerConfig], windows: WindowGroups
+) -> KvCache:
+    """Returns the cache of a layer with a window, in the memory of one without."""
+    shared = layers[index].cache_of
+    layer = layers[index if shared is None else shared]
+
+    def seen(array: Float32Array, head_dim: int) -> Float32Array:
+        blocks = array.reshape(-1, layer.num_kv_heads, BLOCK_SIZE, head_dim)
+        return blocks[windows.part_of[index] :]
+
+    return KvCache(seen(cache.keys, layer.key_dim), seen(cache.values, layer.value_dim))
 
 
 def _new_states(layer: LayerConfig, num_slots: int) -> tuple[Float32Array, ...]:

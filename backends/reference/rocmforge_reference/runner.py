@@ -17,6 +17,7 @@ from rocmforge.backend.protocol import (
     StepOutput,
     UInt8Array,
 )
+from rocmforge.backend.windows import WindowGroups, in_own_blocks
 from rocmforge.errors import BackendError, OutOfMemory
 from rocmforge.logits.processor import LogitsProcessor
 from rocmforge.models.blocks import ModelWeights
@@ -54,12 +55,14 @@ class ReferenceRunner:
         info: RunnerInfo,
         processors: Mapping[str, LogitsProcessor],
         round_ops: Callable[[str, int], ReferenceOps],
+        windows: WindowGroups | None = None,
     ) -> None:
         self._model: tuple[ModelConfig, ModelWeights[Weight], ReferenceOps] | None
         self._model = config, weights, ops
         self._info = info
         self._processors = processors
         self._round_ops = round_ops
+        self._windows = windows
         self._blas = ThreadpoolController()
         self._output: StepOutput | None = None
         self._last_tokens = np.empty(0, np.int32)
@@ -76,7 +79,7 @@ class ReferenceRunner:
         started = time.perf_counter_ns()
         try:
             with self._blas.limit(limits=1, user_api="blas"):
-                self._output = self._run(step, started)
+                self._output = self._run(in_own_blocks(step, self._windows), started)
         except MemoryError as error:
             raise OutOfMemory(
                 f"A step of {step.num_tokens} tokens with {len(step.logit_rows)} rows of logits "
@@ -94,7 +97,9 @@ class ReferenceRunner:
         assert self._model is not None, "the runner is closed"
         config, weights, _ = self._model
         ops = self._round_ops(kv_dtype, activation_bits)
-        return ReferenceRunner(config, weights, ops, self._info, self._processors, self._round_ops)
+        return ReferenceRunner(
+            *(config, weights, ops, self._info, self._processors, self._round_ops, self._windows)
+        )
 
     def open_host_blocks(self, count: int) -> UInt8Array:
         self._host_blocks = np.empty((count, self._info.block_bytes), np.uint8)

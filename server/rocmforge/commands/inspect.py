@@ -154,9 +154,9 @@ def _kept_tokens(config: ModelConfig, settings: Settings, context: int) -> tuple
     if groups is None:
         kept = why_windows_keep(config, options, _BLOCK, _KEY_TILE)
         return context, f"keep all blocks: {kept}" if kept else ""
-    share = groups.group_of.count(0) / config.num_layers
     said = f"release what a window of {groups.window} tokens has left behind"
-    return (context + groups.sequence_blocks * _BLOCK) * share, said
+    tokens = context + groups.sequence_blocks * groups.block_size
+    return tokens * groups.share_of(config), said
 
 
 def _quantisation(contents: Contents) -> tuple[TypeShare, ...]:

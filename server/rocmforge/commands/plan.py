@@ -187,7 +187,7 @@ def _plan(
     kv_bytes = sequences * estimate.kv_sequence
     if settings.kv_blocks is not None:
         # Those of a draft model are of all its layers.
-        of_draft = 0 if draft is None else draft.kv_block
+        of_draft = 0 if draft is None else draft.kv_block * estimate.block_size // draft.block_size
         of_model = (estimate.kv_block - of_draft) * (1 + estimate.window_groups)
         kv_bytes = settings.kv_blocks * (of_model + of_draft) - estimate.kv_step
     if estimate.kv_block:

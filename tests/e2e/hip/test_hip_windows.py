@@ -10,6 +10,8 @@ from typing import Literal
 import pytest
 
 from rocmforge.backend.protocol import RunnerInfo, StepInput
+from tests.data.models.tiny_gemma4 import sized_gemma4
+from tests.data.models.tiny_model import TinyModel
 from tests.data.models.tiny_models import by_name, write_model
 from tests.support.hip import fitting
 from tests.support.host_platform import HostPlatform
@@ -27,6 +29,43 @@ def poisoned(step: StepInput, info: RunnerInfo) -> StepInput:
     for row, first in enumerate(firsts.tolist()):
         tables[:, row, : max(0, first) // info.block_size] = 1 << 20
     return replace(step, window_tables=tables)
+
+
+@pytest.mark.parametrize(
+    ("model", "kv_dtype", "groups", "block_size", "block_bytes"),
+    [
+        # A block of a layer without a window is of two with one, whose keys have half the size.
+        (fitting(by_name("gemma4-e")), "int8", 1, 32, 8448 + 512),
+        # And the other way round: two blocks of a layer without a window are of one with one.
+        (sized_gemma4(fitting(by_name("gemma4")), global_head_dim=64), "f16", 4, 64, 32768),
+        (sized_gemma4(fitting(by_name("gemma4")), global_head_dim=64), "int8", 4, 64, 17408 + 1024),
+    ],
+    ids=lambda value: value.name if isinstance(value, TinyModel) else str(value),
+)
+def test_layers_whose_keys_differ_in_size_share_memory(
+    model: TinyModel,
+    kv_dtype: Literal["f16", "int8"],
+    groups: int,
+    block_size: int,
+    block_bytes: int,
+    tmp_path: Path,
+    host: HostPlatform | None,
+) -> None:
+    longer = model.config | {"max_position_embeddings": 512}
+    path = write_model(replace(model, config=longer), tmp_path)
+    options = replace(OPTIONS, kv_dtype=kv_dtype, decode_variant="fused", max_sequences=2)
+    if kv_dtype == "f16":
+        options = replace(options, graphs="auto")
+    releasing = replace(options, releases_windows=True, kv_blocks=16)
+    with ExitStack() as stack:
+        expected, _ = slide(load_hip(stack, path, options), options, 2, 6, length=192)
+        runner = load_hip(stack, path, releasing)
+        info = runner.info
+        assert (info.window_groups, info.block_size) == (groups, block_size)
+        assert info.block_bytes == block_bytes, "of layers without a window, and scales of others"
+        answers, stats = slide(runner, releasing, 2, 6, length=192)
+    assert answers == expected
+    assert stats.totals.prefix_hit_tokens > 0
 
 
 @pytest.mark.parametrize(

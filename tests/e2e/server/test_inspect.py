@@ -70,6 +70,12 @@ def test_an_unsupported_architecture_is_shown_with_the_reason(
     [
         # A seventh of its layers keep all, and in six groups a sequence has 7 blocks of 32 tokens.
         ("gemma3", "release what a window of 7 tokens has left behind", (32768 + 6 * 7 * 32) / 7),
+        # Three blocks of its layer without a window are five of those with one.
+        (
+            "gemma4-e",
+            "release what a window of 7 tokens has left behind",
+            (32768 + 3 * 3 * 96) * 20 / 44,
+        ),
         ("gemma4", "keep all blocks: their keys and values differ in size", 32768),
         ("llama", "", 32768),
     ],

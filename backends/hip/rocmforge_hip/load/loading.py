@@ -19,7 +19,6 @@ from rocmforge.models.config import ModelConfig
 from rocmforge.models.lora import Adapter
 from rocmforge.models.rope import load_rope_tables
 from rocmforge.models.weights import take
-from rocmforge_hip.device.constants import BLOCK_TOKENS
 from rocmforge_hip.device.discovery import FoundDevice
 from rocmforge_hip.device.heads import CACHED_HEADS, FULL_HEADS
 from rocmforge_hip.device.opening import opened
@@ -111,7 +110,9 @@ def load_model(
         if hosted is not None:
             info = replace(info, notes=(*info.notes, f"experts      {hosted}"))
         reads = StepReads(config, weights, [total_bytes(block) for block in plan.cache_blocks])
-        runner = HipRunner(device, loaded, plan.limits, info, reads, replays=replays)
+        runner = HipRunner(
+            *(device, loaded, plan.limits, info, reads), replays=replays, windows=plan.windows
+        )
     if config.causal:
         agree: Agree = tuple
         if group is not None:
@@ -330,7 +331,7 @@ def _describe(
     return RunnerInfo(
         backend="hip",
         device=found.info,
-        block_size=BLOCK_TOKENS,
+        block_size=plan.block_tokens,
         num_blocks=plan.num_blocks,
         max_context=plan.limits.context,
         vocab_size=config.vocab_size,

@@ -75,11 +75,31 @@ class MemoryNeeds:
         If layers release blocks, it is in the layers of one group.
         """
         hidden = 0 if self.hidden_block is None else self.hidden_block.nbytes
+        windows, scales = self.windows, self.window_scales
+        if windows is None:
+            return hidden + sum(map(total_bytes, self.cache_blocks))
+        of_windows = 0 if scales is None else 2 * scales.nbytes
         return hidden + sum(
-            total_bytes(block)
-            for layer, block in enumerate(self.cache_blocks)
-            if self.windows is None or self.windows.cache_of[layer] == layer
+            windows.parts * total_bytes(self.cache_blocks[layer]) + of_windows
+            for layer in set(windows.cache_of)
         )
+
+    @property
+    def block_tokens(self) -> int:
+        """Tokens of a block."""
+        return BLOCK_TOKENS if self.windows is None else self.windows.block_size
+
+    @property
+    def window_scales(self) -> ArraySpec | None:
+        """Scales of keys, or of values, that layers with a window have in a block of one array.
+
+        None if those of layers without one are theirs, too, or there are none.
+        """
+        windows = self.windows
+        if windows is None or windows.is_even:
+            return None
+        scales = self.cache_blocks[windows.group_of.index(1)].key_scale
+        return None if scales is None else spec((windows.sharing, *scales.shape), scales.dtype)
 
     @property
     def step_bytes(self) -> int:
@@ -109,7 +129,7 @@ class MemoryPlan(MemoryNeeds):
         if self.cache_blocks:
             decode = [f"decode       {8 * self.activation_slices}-bit activations"]
             context, windows = self.limits.context, self.windows
-            of_one, of_step = ceil_div(context, BLOCK_TOKENS), 0
+            of_one, of_step = ceil_div(context, self.block_tokens), 0
             if windows is not None:
                 of_one += windows.sequence_blocks
                 of_step = windows.step_blocks
@@ -214,7 +234,8 @@ def make_plan(
     if num_blocks < least or num_blocks * needs.block_bytes > left:
         cache = "no cache"
         if least:
-            cache = f"{mib(least * needs.block_bytes)} for a cache of {least * BLOCK_TOKENS} tokens"
+            tokens = least * needs.block_tokens
+            cache = f"{mib(least * needs.block_bytes)} for a cache of {tokens} tokens"
         raise OutOfMemory(
             f"The model needs {mib(needs.weights)} for weights, "
             f"{mib(needs.adapters)} for adapters, {mib(needs.step_bytes + needs.states)} for a "
@@ -249,14 +270,15 @@ def needed_blocks(needs: MemoryNeeds, options: LoadOptions) -> int:
 
 
 def _context_blocks(needs: MemoryNeeds) -> int:
-    return ceil_div(needs.limits.context, BLOCK_TOKENS)
+    return ceil_div(needs.limits.context, needs.block_tokens)
 
 
 def cache_arrays(plan: MemoryPlan, layer: int) -> LayerCache[ArraySpec]:
-    """Returns the arrays of one layer's cache, all its blocks together."""
+    """Returns the arrays of a layer that has some of its own, for all blocks of the cache."""
+    parts = 1 if plan.windows is None else plan.windows.parts
 
     def blocks(name: str, block: ArraySpec) -> ArraySpec:
-        return spec((plan.num_blocks, *block.shape), block.dtype)
+        return spec((plan.num_blocks * parts, *block.shape), block.dtype)
 
     arrays: LayerCache[ArraySpec] = mapped(plan.cache_blocks[layer], ArraySpec, blocks)
     return arrays
@@ -309,7 +331,7 @@ def _largest_input(config: ModelConfig, limits: StepLimits, options: LoadOptions
         sums=limits.sums,
         predictor=PredictorUse.FILL if config.predicts else PredictorUse.NONE,
         checked=limits.sequences if config.has_states else 0,
-        window_groups=0 if windows is None else windows.count,
+        window_groups=0 if windows is None else windows.num_tables,
         has_axes=config.rope is not None and bool(config.rope.axes),
         has_places=config.tower is not None and config.tower.places > 0,
     )

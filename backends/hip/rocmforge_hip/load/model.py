@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rocmforge.backend.protocol import ProgressCallback
+from rocmforge.backend.windows import WindowGroups
 from rocmforge.models.blocks import ModelWeights
 from rocmforge.models.checkpoint import Locate
 from rocmforge.models.config import ModelConfig, alibi_slopes
@@ -198,13 +200,50 @@ class ModelLoading:
         if not self._config.causal:
             return ()
         windows, layers = self._plan.windows, self._config.layers
-        cache_of = range(len(layers)) if windows is None else windows.cache_of
-        owners = [
-            cache_of[index if layer.cache_of is None else layer.cache_of]
+        of_layer = [
+            index if layer.cache_of is None else layer.cache_of
             for index, layer in enumerate(layers)
         ]
-        caches = {layer: self._new_cache(layer) for layer in sorted(set(owners))}
-        return tuple(caches[layer] for layer in owners)
+        owners = of_layer if windows is None else windows.cache_of
+        own = {layer: self._new_cache(layer) for layer in sorted(set(owners))}
+        if windows is None or windows.is_even:
+            return tuple(own[layer] for layer in owners)
+        room = {layer: self._with_scales(layer, cache) for layer, cache in own.items()}
+        caches = {
+            layer: self._cache_in(windows, room[windows.cache_of[layer]], layer)
+            if windows.group_of[layer]
+            else own[layer]
+            for layer in set(of_layer)
+        }
+        return tuple(caches[layer] for layer in of_layer)
+
+    def _with_scales(self, layer: int, cache: LayerCache[DeviceArray]) -> LayerCache[DeviceArray]:
+        """Returns the cache of a layer, with the scales that those with a window have there."""
+        block = self._plan.window_scales
+        if block is None:
+            return cache
+        what = spec((self._plan.num_blocks * block.shape[0], *block.shape[1:]), block.dtype)
+        name = f"scales of windows of layer {layer}"
+        key_scale, value_scale = (self._device.memory.device(what, name).array for _ in range(2))
+        return replace(cache, key_scale=key_scale, value_scale=value_scale)
+
+    def _cache_in(
+        self, windows: WindowGroups, cache: LayerCache[DeviceArray], layer: int
+    ) -> LayerCache[DeviceArray]:
+        """Returns the cache of a layer with a window in that of one without."""
+        block, part = self._plan.cache_blocks[layer], windows.part_of[layer]
+        count = self._plan.num_blocks * windows.sharing
+
+        def seen(array: DeviceArray | None, what: ArraySpec | None) -> DeviceArray:
+            assert array is not None
+            assert what is not None
+            return array.first(count, *what.shape).rows(part, count)
+
+        keys, values = seen(cache.keys, block.keys), seen(cache.values, block.values)
+        if block.key_scale is None:
+            return LayerCache(keys, values)
+        scales = (cache.key_scale, block.key_scale), (cache.value_scale, block.value_scale)
+        return LayerCache(keys, values, *(seen(*pair) for pair in scales))
 
     def _new_states(self) -> tuple[tuple[DeviceArray, ...], ...]:
         """Makes room for states; nobody reads what it holds before they have been written."""

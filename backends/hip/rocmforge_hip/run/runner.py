@@ -25,6 +25,7 @@ from rocmforge.backend.protocol import (
     UInt8Array,
     UInt32Array,
 )
+from rocmforge.backend.windows import WindowGroups, in_own_blocks
 from rocmforge.errors import OutOfMemory
 from rocmforge.models.blocks import ModelWeights
 from rocmforge.models.config import ModelConfig
@@ -130,6 +131,7 @@ class HipRunner:
         info: What is said of it.
         reads: Bytes of a step.
         replays: Whether graphs are used.
+        windows: Groups of layers that release blocks.
     """
 
     def __init__(
@@ -141,12 +143,14 @@ class HipRunner:
         reads: StepReads,
         *,
         replays: bool,
+        windows: WindowGroups | None = None,
     ) -> None:
         self._device = device
         self._open_model: Model | None = model
         self._limits = limits
         self._sizes = graph_sizes(limits.sequences)
         self._info = info
+        self._windows = windows
         self.replays = replays
         """Whether steps of decodes are replayed from graphs, or launched as others are."""
         self.variants = StepVariants.always("plain")
@@ -214,7 +218,8 @@ class HipRunner:
 
     def submit(self, step: StepInput) -> None:
         assert self._unmasked is None, "the step before waits for its masks"
-        self._pipeline.submit(partial(self._start, step))
+        assert len(step.window_tables) == self._info.window_groups, "a table for each group"
+        self._pipeline.submit(partial(self._start, in_own_blocks(step, self._windows)))
 
     def constrain(self, allowed: UInt32Array) -> None:
         assert self._unmasked is not None, "no step waits for masks"
@@ -302,7 +307,6 @@ class HipRunner:
         bytes_read = self._reads.of(step)
         if self._copies is not None:
             self._copies.before_step(step)
-        assert len(step.window_tables) == self._info.window_groups, "a table for each group"
         whole, step = step, as_decodes(step, self._limits.sequences)
         needs = SamplingNeeds.of(step.sampling)
         bucket = self._bucket(step, whole)

@@ -34,7 +34,7 @@ class TrialCase(NamedTuple):
     """The values that decide as which graph a step runs."""
 
     sequences: int
-    blocks: int  # of the longest sequence, but for the last
+    blocks: int  # own blocks of the longest sequence, but for the last
     sampling: str
     has_adapters: bool
     all_long: bool = False  # or one of them, another in each turn
@@ -62,9 +62,11 @@ class TrialSteps:
         self._limits = limits
         # A block is of one group of layers: what has a place in all of them takes as many.
         self._num_blocks = info.num_blocks // (1 + info.window_groups)
-        self._most = min((limits.context - TURNS) // BLOCK_TOKENS, self._num_blocks - 1)
+        self._block_size = info.block_size
+        self._parts = info.block_size // BLOCK_TOKENS
+        self._most = min((limits.context - TURNS) // self._block_size, self._num_blocks - 1)
         self._shared = min(2, self._most)
-        end = self._shared * BLOCK_TOKENS
+        end = self._shared * self._block_size
         for first in range(0, end, limits.tokens):
             runner.submit(self._prompt(first, min(first + limits.tokens, end)))
             runner.collect()
@@ -79,9 +81,9 @@ class TrialSteps:
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """Blocks of a short context and, if there may be such, of the longest."""
-        has_long = self._most >= MIN_GRAPH_BLOCKS
-        return (self._shared, self._most) if has_long else (self._shared,)
+        """Own blocks of a short context and, if there may be such, of the longest."""
+        shared, most = self._shared * self._parts, self._most * self._parts
+        return (shared, most) if most >= MIN_GRAPH_BLOCKS else (shared,)
 
     def cases(self) -> Iterator[TrialCase]:
         """Yields the cases, small batches first."""
@@ -102,7 +104,7 @@ class TrialSteps:
             token_ids=1 + rows % np.int32(self._info.vocab_size - 1),
             token_source=np.full_like(rows, NO_SOURCE),
             positions=zeros,
-            slot_mapping=own.astype(np.int64) * BLOCK_TOKENS,
+            slot_mapping=own.astype(np.int64) * self._block_size,
             query_start=np.arange(case.sequences + 1, dtype=np.int32),
             context_len=zeros + 1,
             block_table=own[:, None].astype(np.int32),
@@ -115,13 +117,13 @@ class TrialSteps:
 
     def step(self, case: TrialCase, turn: int) -> StepInput:
         """Makes a step, the same one for the same arguments."""
-        count, shared = case.sequences, self._shared
+        count, shared, longest = case.sequences, self._shared, case.blocks // self._parts
         rng = np.random.default_rng((count, case.blocks, turn))
         rows = np.arange(count)
         is_long = case.all_long | (rows == turn % count)
-        last = np.where(is_long, case.blocks, shared)
-        positions = (last * BLOCK_TOKENS + turn).astype(np.int32)
-        columns = np.arange(case.blocks + 1)
+        last = np.where(is_long, longest, shared)
+        positions = (last * self._block_size + turn).astype(np.int32)
+        columns = np.arange(longest + 1)
         table = (columns + rows[:, None] + turn) % max(shared, 1)
         table[rows, last] = own = shared + (rows + turn) % count
         sources = np.where((turn > 0) & (rows % 2 == 0), rows, NO_SOURCE)
@@ -132,7 +134,7 @@ class TrialSteps:
             token_ids=rng.integers(0, self._info.vocab_size, count, np.int32),
             token_source=sources.astype(np.int32),
             positions=positions,
-            slot_mapping=own.astype(np.int64) * BLOCK_TOKENS + turn,
+            slot_mapping=own.astype(np.int64) * self._block_size + turn,
             query_start=np.arange(count + 1, dtype=np.int32),
             context_len=positions + 1,
             block_table=table.astype(np.int32),

@@ -138,6 +138,20 @@ def test_a_cache_that_releases_windows_gets_what_the_other_one_leaves() -> None:
         shared_blocks(model, DRAFT, replace(FEW, kv_blocks=41))
 
 
+def test_a_draft_model_has_more_blocks_where_those_of_the_model_have_more_tokens() -> None:
+    """As those of Gemma 4 have: as many tokens have a place in both caches."""
+    model = replace(MODEL, block_size=64, kv_block=4 * 30, window_groups=2, kv_step=400)
+    for wanted in (FEW, replace(FEW, kv_blocks=10)):
+        of_model, of_draft = share_memory(model, DRAFT, wanted)
+        blocks = shared_blocks(model, DRAFT, wanted)
+        assert of_draft.kv_blocks == 4 * blocks
+        left = model.allowed * of_model.memory_utilization / wanted.memory_utilization
+        assert left == pytest.approx(model.allowed - 500 - 4 * blocks * 10)
+    assert shared_blocks(model, DRAFT, replace(FEW, kv_blocks=10)) == 10  # of 400 bytes each
+    with pytest.raises(OutOfMemory, match="The model and its draft model need"):
+        shared_blocks(model, DRAFT, replace(FEW, kv_blocks=11))
+
+
 @pytest.mark.parametrize(
     ("draft", "wanted"),
     [
