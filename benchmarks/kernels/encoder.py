@@ -70,9 +70,9 @@ def bandwidths(watch: Stopwatch, shape: Shape) -> Iterator[Bandwidth]:
     qkv = halves(device, tokens, 3 * dim)
     positions = device.upload(np.arange(tokens, dtype=np.int32) % CONTEXT)
     table = floats(device, CONTEXT, shape.head_dim // 2)
-    strides = (3 * dim, 3 * dim, shape.heads, shape.head_dim, shape.head_dim)
+    sizes = (3 * dim, 3 * dim, shape.heads, shape.heads, shape.head_dim, shape.head_dim)
     chunks = 2 * shape.heads * (shape.head_dim // 16)
-    rotated = (qkv, qkv.part(dim), table, table, positions, *strides)
+    rotated = (qkv, qkv.part(dim), None, None, table, table, positions, *sizes, EPS)
     launch = enqueue("rf_rope_half", *rotated, grid=(tokens, -(-chunks // 128)), block=128)
     yield "rope_half", 2 * 2 * 2 * tokens * dim, launch
 
@@ -97,7 +97,7 @@ def attention(watch: Stopwatch, shape: Shape, length: int) -> tuple[float, float
         device.enqueue(
             f"rf_attention_full_d{shape.head_dim}",
             *(qkv, qkv.part(dim), qkv.part(2 * dim), starts, out),
-            *(3 * dim, 3 * dim, 3 * dim, shape.head_dim**-0.5),
+            *(3 * dim, 3 * dim, 3 * dim, shape.head_dim**-0.5, 1),
             grid=(-(-length // ATTENTION_ROWS), shape.heads, sequences),
             block=THREADS,
             stream=watch.stream,

@@ -202,7 +202,7 @@ class Bench:
             )
 
         best["group"] = self.row(sort)
-        y = device.empty((pairs, shape.hidden_size), np.float32)
+        y = device.upload(np.zeros((pairs, shape.hidden_size), np.float32))
         out = device.empty((tokens, shape.hidden_size), np.float32)
         weights = device.upload(np.ones(chosen.shape, np.float32))
 
