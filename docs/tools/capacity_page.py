@@ -19,6 +19,7 @@ from rocmforge.opening import open_checkpoint
 from rocmforge.settings import Settings
 from rocmforge.wiring import load_options
 from rocmforge_hip.backend import create
+from rocmforge_hip.device.constants import BLOCK_TOKENS
 from rocmforge_hip.load.loading import plan_reads
 from rocmforge_hip.run.traffic import StepReads
 
@@ -31,6 +32,7 @@ _SAMPLES: Final = (1, 64)
 _LAYER_LAUNCHES: Final = 8
 _RAMP_S: Final = 4e-6
 """As docs/benchmarks.md has them of steps with fused kernels; the ramp is 3.4 to 5 us there."""
+_BLOCKS: Final = CONTEXTS[0] // BLOCK_TOKENS
 _GIB: Final = 1 << 30
 _NONE: Final = "–"
 
@@ -46,7 +48,12 @@ Without `--memory` it looks at the device that is there.
 
 All sequences have their full length at the same time, with nothing shared, which is the worst case:
 shorter ones and [prefixes in common](../cache.md) leave room for more. To let as many run, set
-`--max-context` and `--max-sequences` to the two numbers. A cell has the sequences with an f16 cache
+`--max-context` and `--max-sequences` to the two numbers. A prompt is let in only if one block of
+{BLOCK_TOKENS} tokens for each sequence that runs stays free beside its own, so that these can grow.
+So where prompts fill their context from the start, one in {_BLOCKS + 1} sequences of
+{CONTEXTS[0]:,} tokens waits until another has ended, and fewer of longer ones.
+
+A cell has the sequences with an f16 cache
 and, behind the bar, with `--kv-dtype int8`. {MOST}+ is {MOST} or more; {_NONE}: not even one fits
 with all weights on the card. Models with experts then run
 [from the host's memory](../models.md#models-larger-than-the-card).
