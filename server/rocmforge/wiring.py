@@ -295,6 +295,7 @@ def engine_config(front: ModelFront, settings: Settings) -> EngineConfig:
     return EngineConfig(
         backend=settings.backend,
         model=front.path,
+        name=front.names[0],
         identity=front.identity,
         draft=front.draft,
         predicts=front.config.predicts,

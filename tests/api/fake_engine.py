@@ -31,6 +31,7 @@ from rocmforge.fleet.entry import Engine, FleetEntry
 from rocmforge.fleet.fleet import Fleet
 from rocmforge.fleet.model import ServedModel
 from rocmforge.gguf.tokenizer import read_templates, read_tokenizer
+from rocmforge.sensors.kernel_log import KernelEvent
 from rocmforge.text.template.template import ChatTemplates
 from rocmforge.text.tokenizer.token_sets import TokenSets
 from rocmforge.text.tokenizer.tokenizer import Tokenizer
@@ -188,7 +189,7 @@ class FakeEngine:
         await asyncio.Event().wait()
         raise AssertionError
 
-    def end_for_device(self, device: str, why: str) -> None:
+    def end_for_device(self, device: str, event: KernelEvent) -> None:
         """It has no device."""
 
     async def drain(self, timeout_s: float) -> bool:

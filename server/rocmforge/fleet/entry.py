@@ -17,6 +17,7 @@ from rocmforge.engine.ipc.params import GenerateRequest, TokenEvent
 from rocmforge.engine.ipc.status import EngineState, EngineStats, EngineStatus
 from rocmforge.engine.ipc.totals import Totals
 from rocmforge.errors import ModelLoadError, ModelUnavailable, NotReady, RocmForgeError
+from rocmforge.sensors.kernel_log import KernelEvent
 
 LOADING_RETRY_S: Final = 5.0
 
@@ -85,7 +86,7 @@ class Engine(Protocol):
         """Waits until it was ready and will never be again; returns why."""
         ...
 
-    def end_for_device(self, device: str, why: str) -> None:
+    def end_for_device(self, device: str, event: KernelEvent) -> None:
         """Replaces the process if it uses a device that was reset or lost."""
         ...
 

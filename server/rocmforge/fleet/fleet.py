@@ -30,6 +30,7 @@ from rocmforge.errors import (
 )
 from rocmforge.fleet.entry import LOADING_RETRY_S, Engine, FleetEntry, ModelState
 from rocmforge.fleet.model import ServedModel
+from rocmforge.sensors.kernel_log import KernelEvent
 from rocmforge.sensors.watch import DeviceWatch
 
 logger = logging.getLogger(__name__)
@@ -238,16 +239,18 @@ class Fleet:
         """Has the devices of loaded models looked after, and no other: looking may wake one."""
         if not self._is_closing:
             loop = asyncio.get_running_loop()
-            self.watch.on_end = lambda device, why: _soon(loop, self._replace_engines, device, why)
+            self.watch.on_end = lambda device, event: _soon(
+                loop, self._replace_engines, device, event
+            )
             runners = [entry.status.runner for entry in self._entries]
             used = (bus_id for runner in runners if runner is not None for bus_id in runner.bus_ids)
             self.watch.follow(frozenset(used))
 
-    def _replace_engines(self, device: str, why: str) -> None:
+    def _replace_engines(self, device: str, event: KernelEvent) -> None:
         """Replaces the engine processes that use a device which was reset or lost."""
         for entry in self._entries:
             if entry.engine is not None:
-                entry.engine.end_for_device(device, why)
+                entry.engine.end_for_device(device, event)
 
     async def _start_engine(self, entry: FleetEntry) -> None:
         """Starts an engine, if need be several times: memory may have to be freed first."""
@@ -439,11 +442,14 @@ async def _finish(work: Coroutine[Any, Any, None]) -> None:
 
 
 def _soon(
-    loop: asyncio.AbstractEventLoop, act: Callable[[str, str], None], device: str, why: str
+    loop: asyncio.AbstractEventLoop,
+    act: Callable[[str, KernelEvent], None],
+    device: str,
+    event: KernelEvent,
 ) -> None:
     """Has something done in the loop, from another thread; nothing if the loop has ended."""
     with contextlib.suppress(RuntimeError):
-        loop.call_soon_threadsafe(act, device, why)
+        loop.call_soon_threadsafe(act, device, event)
 
 
 def _now() -> float:

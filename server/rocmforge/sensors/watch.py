@@ -83,14 +83,14 @@ class DeviceWatch:
 
     Attributes:
         sight: the last look. Replaced by the thread, read by any.
-        on_end: called by the thread with a device that was reset or lost, and the kernel's words.
+        on_end: called by the thread with a device, and which of `ENDS` the kernel told of it.
     """
 
     def __init__(
         self, root: Path = Path("/"), *, interval_s: float = WATCH_S, pid: int | None = None
     ) -> None:
         self.sight = NO_SIGHT
-        self.on_end: Callable[[str, str], None] = lambda device, text: None
+        self.on_end: Callable[[str, KernelEvent], None] = lambda device, event: None
         self._root = root
         self._interval_s = interval_s
         self._ours = frozenset() if pid is None else frozenset({pid})
@@ -104,6 +104,7 @@ class DeviceWatch:
         self._looks = 0  # that have ended
         self._looked_at: float | None = None
         self._errors: dict[str, ErrorCounts] = {}
+        self._counted: set[str] = set()  # devices of which these are believed for a while
         self._idle: Counter[str] = Counter()
         self._idle_power: dict[str, float] = {}
         self._events: deque[DeviceEvent] = deque(maxlen=_MOST_EVENTS)
@@ -205,10 +206,11 @@ class DeviceWatch:
 
     def _read(self, device: str) -> DeviceReading:
         known = self._errors.get(device)
-        if known is None or self._looks % _ERRORS_EVERY == 0:
-            reading = read_device(self._root, device, self._ours)
-        else:
-            reading = read_device(self._root, device, self._ours, known)
+        if self._looks % _ERRORS_EVERY == 0:
+            self._counted.discard(device)
+        believed = known if device in self._counted else None
+        self._counted.add(device)
+        reading = read_device(self._root, device, self._ours, believed)
         if reading.errors is not None:
             if known is not None and reading.errors.uncorrected > known.uncorrected:
                 logger.error(
@@ -235,7 +237,9 @@ class DeviceWatch:
         level = logging.WARNING if is_good else logging.ERROR
         logger.log(level, "the kernel says of %s (%s): %s", device, record.event, record.text)
         if record.event in ENDS:
-            self.on_end(device, record.text)
+            self.on_end(device, record.event)
+        if record.event is KernelEvent.MEMORY_ERROR:
+            self._counted.discard(device)
 
     def _watch_throttling(self, reading: DeviceReading, passed_s: float) -> None:
         if reading.throttled_by is None:

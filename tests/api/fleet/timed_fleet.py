@@ -14,6 +14,7 @@ from rocmforge.engine.ipc.totals import Totals
 from rocmforge.errors import EngineDied, NotReady, OutOfMemory, RocmForgeError
 from rocmforge.fleet.entry import FleetEntry, ModelPolicy
 from rocmforge.fleet.fleet import Fleet, FleetSettings
+from rocmforge.sensors.kernel_log import KernelEvent
 from tests.api.fake_engine import RUNNER, make_model
 
 LOAD_S = 10.0
@@ -112,7 +113,7 @@ class TimedEngine:
         await asyncio.Event().wait()
         raise AssertionError
 
-    def end_for_device(self, device: str, why: str) -> None:
+    def end_for_device(self, device: str, event: KernelEvent) -> None:
         """It has no device."""
 
     async def drain(self, timeout_s: float) -> bool:

@@ -92,8 +92,8 @@ def test_a_hot_sensor_is_told_where_the_firmware_says_nothing_of_throttling(
 def test_a_reset_is_counted_logged_and_told_at_once(
     tree: DeviceTree, watch: DeviceWatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    ended: list[tuple[str, str]] = []
-    watch.on_end = lambda device, why: ended.append((device, why))
+    ended: list[tuple[str, KernelEvent]] = []
+    watch.on_end = lambda *told: ended.append(told)
     before = time.time()
     tree.say("ring comp_1.0.0 timeout, signaled seq=1, emitted seq=2")
     tree.say("GPU reset begin!")
@@ -102,7 +102,7 @@ def test_a_reset_is_counted_logged_and_told_at_once(
     assert [event.event for event in watch.sight.events] == [KernelEvent.TIMEOUT, KernelEvent.RESET]
     counts = dict(watch.sight.counts_of(tree.device))
     assert (counts[KernelEvent.RESET], counts[KernelEvent.LOST]) == (1, 0)
-    assert [(device, "GPU reset begin!" in why) for device, why in ended] == [(tree.device, True)]
+    assert ended == [(tree.device, KernelEvent.RESET)]
     assert "the kernel says of 0000:03:00.0 (reset)" in caplog.text
     account = watch.account((tree.device,), before)
     assert account.startswith(" The kernel says: amdgpu 0000:03:00.0: amdgpu: ring comp_1.0.0")
@@ -172,6 +172,19 @@ def test_new_errors_of_memory_are_logged_and_old_ones_are_not(
     (record,) = (r for r in caplog.records if r.levelno == logging.ERROR)
     assert "has counted 2 more errors" in record.getMessage()
     assert watch.sight.readings[tree.device].errors == ErrorCounts(corrected=9, uncorrected=2)
+
+
+def test_errors_are_counted_at_once_when_the_kernel_tells_of_one(
+    tree: DeviceTree, watch: DeviceWatch
+) -> None:
+    watch.look_soon(PATIENCE_S)
+    tree.count_errors(corrected=0, uncorrected=1)
+    tree.say("1 uncorrectable hardware errors detected in umc block")
+    watch.look_soon(PATIENCE_S)
+    assert watch.sight.readings[tree.device].errors == ErrorCounts(corrected=0, uncorrected=1)
+    tree.count_errors(corrected=0, uncorrected=2)
+    watch.look_soon(PATIENCE_S)
+    assert watch.sight.readings[tree.device].errors == ErrorCounts(corrected=0, uncorrected=1)
 
 
 def test_who_holds_memory_is_a_sentence(tree: DeviceTree, watch: DeviceWatch) -> None:

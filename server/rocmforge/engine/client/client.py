@@ -15,7 +15,7 @@ from msgspec import structs
 from rocmforge.backend.protocol import LoadOptions, RunnerInfo
 from rocmforge.engine.client.config import EngineConfig
 from rocmforge.engine.client.engine_process import EngineProcess
-from rocmforge.engine.client.faults import ADVICE, refine
+from rocmforge.engine.client.faults import ADVICE, ENDED, advice, fault_of, refine
 from rocmforge.engine.client.handle import GenerationHandle
 from rocmforge.engine.client.journal import Journal
 from rocmforge.engine.client.prompt_checks import check_prompt
@@ -52,6 +52,7 @@ from rocmforge.errors import (
     RocmForgeError,
     UnsupportedFeature,
 )
+from rocmforge.sensors.kernel_log import KernelEvent
 from rocmforge.sensors.watch import DeviceWatch
 
 logger = logging.getLogger(__name__)
@@ -107,6 +108,7 @@ class AsyncEngine:
         self._faults: Counter[Fault] = Counter()
         self._failures = 0  # processes that ended one after the other, no request finished between
         self._ready_at = 0.0  # loop time
+        self._ended_at: float | None = None  # loop time: when the process before was no more
         self._given_up = asyncio.Event()
         self._killed_at: float | None = None  # loop time
         self._is_wedged = False
@@ -150,20 +152,20 @@ class AsyncEngine:
         assert self._load_error is not None
         return self._load_error
 
-    def end_for_device(self, device: str, why: str) -> None:
+    def end_for_device(self, device: str, event: KernelEvent) -> None:
         """Replaces the process if it uses a device that was reset or lost.
 
         It may go on as if nothing had happened, with weights that are not there any more.
 
         Args:
             device: its PCI address.
-            why: the kernel's words.
+            event: one of `ENDED`.
         """
         runner = self._runner
         if self._process is None or runner is None or device not in runner.bus_ids:
             return
-        self._fault = Fault.RESET
-        self._process.kill(f"was killed: its device {device} was reset ({why})")
+        self._fault = fault_of(event)
+        self._process.kill(f"was killed: its device {device} {ENDED[event]}")
 
     async def drain(self, timeout_s: float) -> bool:
         """Takes nothing new and waits for what is running; False if that took too long."""
@@ -225,6 +227,12 @@ class AsyncEngine:
         if is_distrusted and self._phase is EngineState.READY:
             return EngineState.DISTRUSTED
         return self._phase
+
+    @property
+    def _whose(self) -> str:
+        """The model, and its devices if they have addresses, for the head of a line of the log."""
+        devices = () if self._runner is None else self._runner.bus_ids
+        return f"{self._config.name} on {', '.join(devices)}" if devices else self._config.name
 
     @property
     def _runner(self) -> RunnerInfo | None:
@@ -397,6 +405,9 @@ class AsyncEngine:
                 self._phase = EngineState.READY
                 self._ready_at = asyncio.get_running_loop().time()
                 self._settled.set()
+                if self._ended_at is not None:
+                    away_s = self._ready_at - self._ended_at
+                    logger.warning("%s: serves again after %.1f s", self._whose, away_s)
                 self._resume()
             case LoadFailed():
                 self._failure = rebuild_error(report)
@@ -441,7 +452,9 @@ class AsyncEngine:
         assert self._process is not None
         self._last_news = asyncio.get_running_loop().time()
         requests = self._journal.resume()
-        logger.warning("requests continued in the new engine process: %d", len(requests))
+        logger.warning(
+            "%s: requests continued in the new engine process: %d", self._whose, len(requests)
+        )
         self._grammars.send_all(self._process.send)
         for request in requests:
             self._process.send(request)
@@ -466,8 +479,9 @@ class AsyncEngine:
             pause_s = config.restart_backoff_s * 2.0 ** min(self._failures - 1, _MOST_DOUBLINGS)
             pause_s = min(pause_s, config.restart_backoff_max_s)
             logger.error(
-                "%s (%s; the engine is started again in %g s)",
-                *(self._last_error, self._last_fault, pause_s),
+                "%s: %s%s (%s; the engine is started again in %g s)",
+                *(self._whose, self._last_error, advice(self._fault, self._failures)),
+                *(self._fault, pause_s),
             )
             self._restarts += 1
             await asyncio.sleep(pause_s)
@@ -478,13 +492,13 @@ class AsyncEngine:
         if self._ready_at and now - self._ready_at > self._config.restart_calm_s:
             self._failures = 0
         self._failures += 1
-        message = error.message
+        message = f"{error.message.rstrip('.')}."
         if self._watch is not None and self._runner is not None:
             devices = self._runner.bus_ids
             await asyncio.to_thread(self._watch.look_soon, _WITNESS_S)
             since = time.time() - (now - self._last_news) - _WITNESSED_S
             account = self._watch.account(devices, since)
-            message = f"{message.rstrip('.')}.{account}"
+            message += account
             events = {event.event for event in self._watch.events(devices, since)}
             self._fault = refine(self._fault, events)
         self._faults[self._fault] += 1
@@ -499,7 +513,7 @@ class AsyncEngine:
             "(POST /models/load), or restart the server."
         )
         self._fail_live(final.message)
-        logger.error("%s", final.message)
+        logger.error("%s: %s", self._whose, final.message)
         self._note_error(final.message, self._fault)
         self._give_up(final, EngineState.FAILED)
 
@@ -515,6 +529,7 @@ class AsyncEngine:
             return EngineDied(f"The engine process could not be started: {error}.")
         await self._process.disconnected()
         self._begin_restart()
+        self._ended_at = asyncio.get_running_loop().time()
         verdict = await self._process.wait(self._config.stop_grace_s)
         self._process = None
         self._killed_at = None
@@ -630,7 +645,7 @@ class AsyncEngine:
             f"The engine process {self.pid} gave no news and does not end, though it was killed: "
             "its device or driver hangs. See dmesg; the machine may have to be restarted."
         )
-        logger.error("%s", message)
+        logger.error("%s: %s", self._whose, message)
         self._is_wedged = True
         self._note_error(message, Fault.HANG)
         self._begin_restart()

@@ -18,6 +18,7 @@ class EngineConfig:
 
     backend: str  # a name, "auto", or package.module:function
     model: Path
+    name: str = "the model"  # by which clients know it
     options: LoadOptions
     identity: Identity | None = None  # of the model's file, which must not become another model
     vocabulary: TokenPieces | None = None  # None = requests cannot be constrained by a grammar

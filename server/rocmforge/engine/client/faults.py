@@ -54,7 +54,30 @@ _BY_EVENT: Final[Mapping[KernelEvent, Fault]] = MappingProxyType(
     }
 )
 """The faults that the kernel's words stand for, the surest first."""
+ENDED: Final[Mapping[KernelEvent, str]] = MappingProxyType(
+    {
+        KernelEvent.RESET: "was reset",
+        KernelEvent.LOST: "fell off the bus",
+        KernelEvent.RESET_FAILED: "could not be reset",
+    }
+)
+"""What became of a device, after which nothing on it is to be trusted."""
+_URGENT: Final = frozenset({Fault.LOST, Fault.MEMORY})
 _VAGUE: Final = frozenset({Fault.CRASH, Fault.LOST, Fault.HANG})
+
+
+def fault_of(event: KernelEvent) -> Fault:
+    """Returns the fault of a process whose device had this happen to it; one of `ENDED`."""
+    return _BY_EVENT[event]
+
+
+def advice(fault: Fault, failures: int) -> str:
+    """Returns what to do about so many faults in a row, as the end of a message.
+
+    It is "" if there is nothing to do: most devices go on well after one hang or reset.
+    """
+    is_called_for = fault in _URGENT or (failures > 1 and fault is not Fault.ERROR)
+    return f" {ADVICE[fault]}" if is_called_for else ""
 
 
 def refine(fault: Fault, events: Collection[KernelEvent]) -> Fault:

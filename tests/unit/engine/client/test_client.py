@@ -482,7 +482,11 @@ def test_the_pause_before_a_restart_doubles_until_a_request_is_finished(
 
     with caplog.at_level(logging.ERROR, "rocmforge.engine.client.client"):
         run(test())
-    pauses = [record.args[2] for record in caplog.records if isinstance(record.args, tuple)]
+    pauses = [
+        record.args[-1]
+        for record in caplog.records
+        if isinstance(record.args, tuple) and "is started again" in record.getMessage()
+    ]
     assert pauses == [0.01, 0.02, 0.04, 0.05]
 
 

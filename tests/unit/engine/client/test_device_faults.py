@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -13,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from rocmforge.engine.client import client
 from rocmforge.engine.client.client import AsyncEngine
-from rocmforge.engine.client.faults import ADVICE, refine
+from rocmforge.engine.client.faults import ADVICE, advice, refine
 from rocmforge.engine.ipc.params import FinishReason
 from rocmforge.engine.ipc.status import EngineState
 from rocmforge.errors import Fault, NotReady, OutOfMemory
@@ -55,7 +57,7 @@ async def watched(
 ) -> AsyncIterator[Engines]:
     """A loaded model on a device that is looked after, but only when a test says so."""
     watch = DeviceWatch(tree.root, interval_s=3600.0, pid=os.getpid())
-    chosen = replace(config("create_watched"), resume=resume, restart_limit=limit)
+    chosen = replace(config("create_watched"), name="tiny", resume=resume, restart_limit=limit)
     entry = FleetEntry("m", lambda totals: AsyncEngine(chosen, totals, watch=watch))
     fleet = Fleet([make_model(entry=entry)], watch=watch)
     try:
@@ -66,8 +68,16 @@ async def watched(
         await fleet.stop()
 
 
-def test_an_engine_is_replaced_when_the_kernel_resets_its_device_though_it_goes_on(
-    tmp_path: Path,
+@pytest.mark.parametrize(
+    ("words", "fault", "end"),
+    [
+        ("GPU reset begin!", Fault.RESET, "was reset"),
+        ("device lost from bus!", Fault.LOST, "fell off the bus"),
+        ("GPU reset(3) failed", Fault.LOST, "could not be reset"),
+    ],
+)
+def test_an_engine_is_replaced_when_the_kernel_resets_or_loses_its_device_though_it_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, words: str, fault: Fault, end: str
 ) -> None:
     tree = DeviceTree(tmp_path, BUS_ID)
 
@@ -75,15 +85,21 @@ def test_an_engine_is_replaced_when_the_kernel_resets_its_device_though_it_goes_
         async with watched(tree, resume=True) as world:
             handle, before = submit(world.engine, 30), world.engine.pid
             events = list(await handle.next())
-            tree.say("GPU reset begin!")
+            tree.say(words)
             await asyncio.to_thread(world.fleet.watch.look_soon, PATIENCE_S)
             events += await read(handle)
             assert tokens(events) == continuation(PROMPT, 30)
             status = world.engine.status
             assert world.engine.pid != before
-            assert (status.restarts, status.last_fault) == (1, Fault.RESET)
-            assert status.faults == {Fault.RESET: 1}
-            assert f"its device {BUS_ID} was reset" in (status.last_error or "")
+            assert (status.restarts, status.last_fault) == (1, fault)
+            assert status.faults == {fault: 1}
+            why = f"killed: its device {BUS_ID} {end}. The kernel says: amdgpu {BUS_ID}: amdgpu: "
+            assert why + words in (status.last_error or "")
+            log = [r.getMessage() for r in caplog.records if r.name == client.__name__]
+            assert [line.partition(": ")[0] for line in log] == [f"tiny on {BUS_ID}"] * 3
+            assert (ADVICE[Fault.LOST] in log[0]) == (fault is Fault.LOST), "once: no advice"
+            assert "serves again after" in log[1]
+            assert "requests continued" in log[2]
 
     run(test())
 
@@ -93,7 +109,7 @@ def test_an_engine_on_another_device_goes_on(tmp_path: Path) -> None:
 
     async def test() -> None:
         async with watched(tree) as world:
-            world.engine.end_for_device("0000:43:00.0", "GPU reset begin!")
+            world.engine.end_for_device("0000:43:00.0", KernelEvent.RESET)
             assert tokens(await read(submit(world.engine, 2))) == continuation(PROMPT, 2)
             assert world.engine.status.restarts == 0
 
@@ -160,8 +176,9 @@ def test_a_device_that_fails_in_each_life_is_given_up_although_it_serves_steps(
 
     with caplog.at_level(logging.ERROR, "rocmforge.engine.client.client"):
         run(test())
-    pauses = [r.args[2] for r in caplog.records if isinstance(r.args, tuple) and len(r.args) == 3]
-    assert pauses == [0.01, 0.02], "steps alone do not make it sound"
+    said = [r.getMessage() for r in caplog.records]
+    pauses = [re.findall(r"started again in (\S+) s", line) for line in said]
+    assert pauses == [["0.01"], ["0.02"], []], "steps alone do not make it sound"
 
 
 def test_a_finished_request_between_them_makes_each_failure_a_first_one(tmp_path: Path) -> None:
@@ -246,3 +263,9 @@ def test_the_surest_of_the_kernels_words_names_a_vague_fault(
 
 def test_there_is_advice_for_every_fault() -> None:
     assert ADVICE.keys() == set(Fault)
+
+
+def test_advice_comes_once_there_is_something_to_do() -> None:
+    assert advice(Fault.HANG, 1) == advice(Fault.ERROR, 2) == ""
+    assert advice(Fault.HANG, 2) == f" {ADVICE[Fault.HANG]}"
+    assert advice(Fault.MEMORY, 1) == f" {ADVICE[Fault.MEMORY]}"
