@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 
-from rocmforge.models.config import ActivationFunction
 from rocmforge.models.weights import present
 from rocmforge_reference import ops
-from rocmforge_reference.ops import activate
 from tests.backend.conftest import Load
 from tests.backend.driving import Chunk, Want
 from tests.data.models.llama_cpp_goldens import (
@@ -22,24 +18,13 @@ from tests.data.models.llama_cpp_goldens import (
     write_for_llama_cpp,
 )
 from tests.data.models.tiny_models import PROMPT, TinyModel
+from tests.support.llama_cpp import activate_with_table
 
 TOLERANCE = 1e-4
 """Of a log-probability; the files have five digits behind the point."""
 TABLE_TOLERANCE = 5e-4
 """Where a GELU is looked up: what lies near the middle of two halves may become the other one."""
 BLOCKS = [3, 1, 2, 4]
-
-
-def activate_with_table(x: npt.NDArray[Any], activation: ActivationFunction) -> npt.NDArray[Any]:
-    """Rounds arguments and results of GELU to halves where llama.cpp does: from -10 to 10.
-
-    Its processor looks them up in a table (`ggml_vec_geglu_f32`).
-    """
-    if activation is not ActivationFunction.GELU_TANH:
-        return activate(x, activation)
-    rounded = activate(x.astype(np.float16).astype(x.dtype), activation)
-    looked_up = rounded.astype(np.float16).astype(x.dtype)
-    return np.where(np.abs(x) < 10, looked_up, np.maximum(x, 0))
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)

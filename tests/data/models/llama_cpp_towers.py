@@ -1,0 +1,68 @@
+"""The tiny models with towers that llama.cpp has computed, too, and what it found."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from rocmforge.gguf.reader import open_gguf
+from tests.data.models.tiny_towers import GEMMA3, QWEN3_VL, SMOLVLM, TinyTower, write_tower_files
+from tests.support.gguf_writer import write_gguf
+
+GOLDENS: Final = Path(__file__).with_name("llama_cpp_tower_goldens.json")
+ROWS: Final = (0, 5, 15)
+"""Of a tile."""
+_KEYS: Final[dict[str, dict[str, Any]]] = {"smolvlm": {"preproc_image_size": 64}}
+"""With which a picture of the size of a tile is not scaled."""
+_EXACT: Final[dict[str, Any]] = {
+    "image_mean": np.zeros(3, np.float32),
+    "image_std": np.full(3, 256 / 255, np.float32),
+}
+"""With which pixels are halves: llama.cpp rounds patches, and the matrix that they meet."""
+
+
+def _with_sections(model: TinyTower, sections: list[int]) -> TinyTower:
+    """A model whose axes of positions have other shares of the pairs that rotate."""
+    text = model.config["text_config"]
+    rope = {**text["rope_parameters"], "mrope_section": sections}
+    config = model.config | {"text_config": {**text, "rope_parameters": rope}}
+    return replace(model, config=config)
+
+
+# llama.cpp leaves pairs alone that are of an axis without a share at their place; Transformers
+# rotates them by the first axis. Qwen3-VL has two of 64, whose angles are small.
+MODELS: Final = (SMOLVLM, GEMMA3, _with_sections(QWEN3_VL, [11, 11, 10]))
+
+
+def write_for_llama_cpp(model: TinyTower, folder: Path) -> Path:
+    """Writes a model and its tower so that llama.cpp opens both; returns the model's path.
+
+    Its library for images looks for tokens by their text, so that the model needs a tokenizer.
+    """
+    path = write_tower_files(model, folder, **_EXACT, **_KEYS.get(model.name, {}))
+    _write_again(next(folder.glob("mmproj*")), {})
+    tokenizer = {"model": "gpt2", "pre": "gpt-2", "merges": ["< 0"]}
+    return _write_again(path, {f"tokenizer.ggml.{key}": tokenizer[key] for key in tokenizer})
+
+
+def _write_again(path: Path, more: dict[str, Any]) -> Path:
+    """Writes a GGUF file with more keys, and matrices for patches as halves."""
+    with open_gguf(path) as file:
+        metadata = {**file.metadata, **more}
+        tensors = {
+            name: tensor.data.view(np.float32)
+            .reshape(tensor.shape)
+            .astype(np.float16 if name.startswith("v.patch_embd.weight") else np.float32)
+            for name, tensor in file.tensors.items()
+        }
+    return write_gguf(path, metadata, tensors)
+
+
+def llama_cpp_golden(name: str) -> dict[str, Any]:
+    """What llama.cpp computed for a model; see make_llama_cpp_tower_goldens.py."""
+    found: dict[str, Any] = json.loads(GOLDENS.read_text())[name]
+    return found
