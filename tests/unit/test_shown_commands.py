@@ -40,7 +40,7 @@ NOT_RUN = {
     "export": "changes the shell; the variables are those of other programs",
     "helm": "there is no cluster in CI; `tests/docker` renders the chart, and holds it to schemas",
     "kubectl": "the same",
-    "image": "pushes images; `test_release.py` runs it, with programs in place of Docker and cosign",
+    "image": "pushes images; `test_release.py` runs it with programs in place of Docker and cosign",
     "git": "stands for whatever is piped",
     "ls": "shows the nodes of an AMD GPU",
     "lspci": "shows an AMD GPU",
