@@ -16,14 +16,13 @@ from rocmforge.engine.waiting.images import image_step
 from tests.data.models.tiny_towers import (
     GOLDEN_ROWS,
     GOLDEN_TOKENS,
-    IN_FILES,
     PARTS,
-    TOWERS,
     TinyTower,
     goldens,
     write_tower_files,
     write_tower_folder,
 )
+from tests.data.models.towers import IN_FILES, TOWERS
 from tests.support.core import reports, tokens_of
 from tests.support.options import SMALL
 from tests.support.towers import Loaded, load_both, shown

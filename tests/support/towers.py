@@ -97,7 +97,11 @@ def shown(model: TinyTower, parts: Sequence[Sequence[int] | int], vision: Vision
     for part in parts:
         if isinstance(part, int):
             found = tile(model, part, vision)
-            spans.append(image_span(found, PLACEHOLDER, both_ways=vision.both_ways))
+            span = image_span(found, PLACEHOLDER, both_ways=vision.both_ways)
+            if model.line_ends:
+                lines = found.grid[0] // model.merge
+                span = structs.replace(span, lines=lines, breaks=model.line_ends)
+            spans.append(span)
         else:
             spans.append(TokenSpan(ids=tuple(part)))
     return Prompt(spans=tuple(spans))

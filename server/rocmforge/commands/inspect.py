@@ -234,11 +234,10 @@ def _images(vision: VisionConfig, tower: ModelConfig | None) -> str:
     processor = vision.processor
     said = f"tiles of {processor.tile} x {processor.tile} pixels, {processor.tile_rows} tokens each"
     if not processor.tile:
-        token = (processor.patch * processor.merge) ** 2
-        said = (
-            f"{processor.least_pixels:,} to {processor.most_pixels:,} pixels in their own shape, "
-            f"{token:,} to a token"
-        )
+        token, edge = (processor.patch * processor.merge) ** 2, processor.longest_edge
+        limits = f"{processor.least_pixels:,} to {processor.most_pixels:,}"
+        limits = f"up to {edge:,} x {edge:,}" if edge else limits
+        said = f"{limits} pixels in their own shape, {token:,} to a token"
     if tower is None:
         return said
     return f"{said}; a tower of {tower.num_layers} layers, {tower.hidden_size} wide"

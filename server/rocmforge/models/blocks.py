@@ -29,6 +29,8 @@ Size = Literal[
     "predictor_inputs",
     "patch_features",
     "merged_features",
+    "projector_inputs",
+    "projected_features",
     "row_features",
     "expert_latent_size",
     "expert_hidden_size",
@@ -428,14 +430,15 @@ class Patches(Generic[W]):
 class Projector(Generic[W]):
     """The end of a tower: the way from its hidden states to the embeddings of the model beside it.
 
-    It multiplies those of several patches side by side, perhaps with a matrix and GELU before it,
-    or the norm by root mean square of their mean.
+    It multiplies those of several patches side by side, perhaps with a matrix and GELU before it
+    and with another one before that, or the norm by root mean square of their mean.
     """
 
     norm: W | None = field(default=None, metadata=whole("hidden_size"))
-    inner: W | None = field(default=None, metadata=whole("merged_features", "merged_features"))
-    inner_bias: W | None = field(default=None, metadata=whole("merged_features"))
-    matrix: W = field(metadata=whole("row_features", "merged_features"))
+    merger: W | None = field(default=None, metadata=whole("hidden_size", "merged_features"))
+    inner: W | None = field(default=None, metadata=whole("projected_features", "projector_inputs"))
+    inner_bias: W | None = field(default=None, metadata=whole("projected_features"))
+    matrix: W = field(metadata=whole("row_features", "projected_features"))
     matrix_bias: W | None = field(default=None, metadata=whole("row_features"))
 
 

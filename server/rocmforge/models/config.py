@@ -89,6 +89,8 @@ class RopeConfig:
     # all axes are alike.
     axes: tuple[int, ...] = ()
     axes_restart: bool = False  # the pairs of each axis have the frequencies of a head of their own
+    # Then the frequencies of an axis are so many pairs further than those of the axis before it.
+    axes_shift: float = 0.0
 
 
 class NormKind(StrEnum):
@@ -444,6 +446,8 @@ class TowerConfig:
     # Places of a side of the square that its table of positions is for, between which patches lie;
     # 0: each patch has a row of its own.
     places: int = 0
+    merges_first: bool = False  # one matrix makes the features of one patch of those of a row
+    inner_size: int = 0  # features between the last matrices; 0: those of a row's patches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -489,6 +493,17 @@ class ModelConfig:
         if self.tower is None:
             return 0
         return self.hidden_size * (1 if self.tower.averages else self.tower.merged)
+
+    @property
+    def projector_inputs(self) -> int:
+        """Features that the first of the last matrices of a tower reads; 0: it is none."""
+        first = self.tower is not None and self.tower.merges_first
+        return self.hidden_size if first else self.merged_features
+
+    @property
+    def projected_features(self) -> int:
+        """Features that the last matrix of a tower reads; 0: it is none."""
+        return (0 if self.tower is None else self.tower.inner_size) or self.merged_features
 
     @property
     def row_features(self) -> int:

@@ -154,6 +154,11 @@ _OF_TOWERS: Final = (
     | {"attention_norm", "attention_norm_bias", "feed_forward_norm", "feed_forward_norm_bias"}
     | {"feed_forward.up_bias", "feed_forward.down_bias", "output_norm", "output_norm_bias"}
 )
+_OF_PIXTRAL: Final = (
+    _ATTENTION
+    | {"attention_norm", "feed_forward_norm", "feed_forward.gate", "embedding.norm"}
+    | {"patches.matrix", "projector.inner", "projector.matrix"}
+)
 _TYPES: Final = frozenset({"embedding.type"})
 _HEAD: Final = frozenset({"head.dense", "head.dense_bias", "head.scores", "head.scores_bias"})
 
@@ -408,6 +413,18 @@ FAMILIES: Final[Mapping[str, ModelFamily]] = MappingProxyType(
             norm=NormKind.LAYER,
             activation=ActivationFunction.GELU_TANH,
         ),
+        # Agrawal et al. 2024, arXiv:2410.07073; Mistral Small 3.1 and those after it merge patches.
+        **{
+            name: ModelFamily(
+                has=_OF_PIXTRAL | merging,
+                may_have=frozenset({"projector.inner_bias", "projector.matrix_bias"}),
+                causal=False,
+            )
+            for name, merging in (
+                ("pixtral", frozenset[str]()),
+                ("pixtral-merging", frozenset({"output_norm", "projector.merger"})),
+            )
+        },
         # Günther et al. 2023, arXiv:2310.19923.
         "jina-bert-v2": ModelFamily(
             has=_ENCODER | {"feed_forward.gate"},

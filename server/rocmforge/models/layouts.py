@@ -209,6 +209,34 @@ def turn_projection(weights: dict[str, Tensor]) -> None:
         weights["projector.matrix"] = Transposed(matrix)
 
 
+def without_places(config: ModelConfig, weights: dict[str, Tensor]) -> None:
+    """Adds the table of positions of a tower that has none: one place, of zeros."""
+    zeros = np.zeros((config.vocab_size, config.hidden_size), np.float32)
+    weights["embedding.token"] = float32_tensor("no table of positions", zeros)
+
+
+def merge_by_patch(config: ModelConfig, weights: dict[str, Tensor]) -> None:
+    """Orders the columns of Mistral 3's merger by patch, which files have by feature."""
+    matrix, size = weights.get("projector.merger"), config.hidden_size
+    if matrix is not None and matrix.shape == (size, config.merged_features):
+        order = np.arange(config.merged_features).reshape(size, -1).T.reshape(-1)
+        name = f"{matrix.name}, by patch"
+        weights["projector.merger"] = Transposed(PickedRows(name, Transposed(matrix), order))
+
+
+def halves_of_heads(config: ModelConfig, weights: dict[str, Tensor]) -> None:
+    """Puts elements of queries and keys that rotate together half a head apart.
+
+    GGUF files have them side by side.
+    """
+    for index, layer in enumerate(config.layers):
+        order = np.arange(layer.query_features).reshape(layer.num_heads, -1, 2)
+        rows = order.swapaxes(1, 2).reshape(-1)
+        for path in (f"layers.{index}.attention.{part}" for part in "qk"):
+            if (matrix := weights.get(path)) is not None and matrix.shape[0] == len(rows):
+                weights[path] = PickedRows(f"{matrix.name}, in halves", matrix, rows)
+
+
 def join_experts(
     tensors: Mapping[str, Tensor], one: re.Pattern[str], together: str
 ) -> dict[str, Tensor]:

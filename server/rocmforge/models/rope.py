@@ -94,8 +94,10 @@ def _query_gains(scaling: RopeScaling | None, max_context: int) -> npt.NDArray[n
 def scaled_frequencies(rope: RopeConfig, factors: Float64Array | None) -> Float64Array:
     """Returns each pair's radians per position, [rotary_dim / 2], divided by factors if given."""
     if rope.axes_restart:
-        pairs = [rope.axes.count(axis) for axis in range(max(rope.axes) + 1)]
-        frequencies = np.concatenate([_frequencies(rope.theta, 2 * count) for count in pairs])
+        pairs = enumerate(rope.axes.count(axis) for axis in range(max(rope.axes) + 1))
+        frequencies = np.concatenate(
+            [_frequencies(rope.theta, 2 * count, axis * rope.axes_shift) for axis, count in pairs]
+        )
     else:
         frequencies = _frequencies(rope.theta, rope.rotary_dim)
     if factors is not None:
@@ -110,8 +112,9 @@ def scaled_frequencies(rope: RopeConfig, factors: Float64Array | None) -> Float6
     return interpolated * (1 - keep) + frequencies * keep
 
 
-def _frequencies(theta: float, rotary_dim: int) -> Float64Array:
-    return theta ** (-np.arange(0, rotary_dim, 2, dtype=np.float64) / rotary_dim)
+def _frequencies(theta: float, rotary_dim: int, shift: float = 0.0) -> Float64Array:
+    pairs = np.arange(0, rotary_dim, 2, dtype=np.float64) + 2 * shift
+    return theta ** (-pairs / rotary_dim)
 
 
 def _yarn_ramp(rope: RopeConfig, scaling: RopeScaling) -> Float64Array:

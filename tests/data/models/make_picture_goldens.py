@@ -21,7 +21,7 @@ from tests.data.models.pictures import COUNT, picture, sampled
 transformers = import_module("transformers")
 idefics3 = import_module("transformers.models.idefics3.image_processing_pil_idefics3")
 gemma3 = import_module("transformers.models.gemma3.image_processing_pil_gemma3")
-
+pixtral = import_module("transformers.models.pixtral.image_processing_pil_pixtral")
 qwen = import_module("transformers.models.qwen2_vl.image_processing_pil_qwen2_vl")
 
 GOLDENS = Path(__file__).with_name("picture_goldens.json")
@@ -37,6 +37,12 @@ def processor(config: ProcessorConfig) -> Any:
     if config.kind is ProcessorKind.GEMMA3:
         side = {"height": config.tile, "width": config.tile}
         return gemma3.Gemma3ImageProcessorPil(size=side, do_convert_rgb=True, **common)
+    if config.kind is ProcessorKind.PIXTRAL:  # `PixtralProcessor` gives it patches of a row
+        return pixtral.PixtralImageProcessorPil(
+            size={"longest_edge": config.longest_edge},
+            patch_size=config.patch * config.merge,
+            **common,
+        )
     if config.kind is ProcessorKind.QWEN_VL:
         return qwen.Qwen2VLImageProcessorPil(
             size={"shortest_edge": config.least_pixels, "longest_edge": config.most_pixels},
@@ -59,6 +65,10 @@ def golden(number: int) -> list[int]:
     found, rows, columns = processor(config), 0, 0
     if config.kind is ProcessorKind.GEMMA3:
         tiles = found.preprocess([image], return_tensors="np")["pixel_values"]
+    elif config.kind is ProcessorKind.PIXTRAL:
+        made = found.preprocess([image], return_tensors="np")
+        tiles, (height, width) = made["pixel_values"], made["image_sizes"][0]
+        rows, columns = height // config.patch, width // config.patch
     elif config.kind is ProcessorKind.QWEN_VL:
         made = found.preprocess([image], return_tensors="np")
         _, rows, columns = made["image_grid_thw"][0]

@@ -20,11 +20,11 @@ from tests.data.models.tiny_towers import (
     GOLDEN_TOKENS,
     PARTS,
     PLACEHOLDER,
-    TOWERS,
     TinyTower,
     hf_weights,
     pixels,
 )
+from tests.data.models.towers import TOWERS
 
 # Not among the tools of this project, so type checking must not need them.
 torch = import_module("torch")
@@ -36,6 +36,8 @@ CLASSES = {
     "gemma3": ("Gemma3", "ForConditionalGeneration"),
     "qwen3_vl": ("Qwen3VL", "ForConditionalGeneration"),
     "qwen3_5": ("Qwen3_5", "ForConditionalGeneration"),
+    "mistral3": ("Mistral3", "ForConditionalGeneration"),
+    "pixtral": ("Llava", "ForConditionalGeneration"),
     "qwen2_5_vl": ("Qwen2_5_VL", "ForConditionalGeneration"),
 }
 GENERATED = 8
@@ -61,19 +63,21 @@ def golden(model: TinyTower) -> dict[str, Any]:
     tiles = [(tile * np.float32(1 / 255) - np.float32(0.5)) / np.float32(0.5) for tile in tiles]
     if model.is_qwen:
         given = qwen_inputs(model, tiles)
+    elif model.keeps_shape:
+        given = padded(tiles)
     else:
         images = torch.from_numpy(np.stack(tiles))
         given = {"pixel_values": images if model.averages else images[None]}
     with torch.no_grad():
         found = network.model.get_image_features(**given)
         rows = [each.reshape(-1, each.shape[-1]).numpy() for each in found.pooler_output]
-        if not model.is_qwen:
+        if not model.keeps_shape:
             rows = np.split(np.concatenate(rows), count)
         for part in getattr(found, "deepstack_features", None) or ():
             rows = [np.concatenate(both, axis=1) for both in zip(rows, part, strict=True)]
         ids: list[int] = []
         for part in PARTS:
-            ids += [PLACEHOLDER] * len(rows[part]) if isinstance(part, int) else part
+            ids += shown(model, part, len(rows[part])) if isinstance(part, int) else part
         count, logits = len(ids), np.zeros(0)
         for _ in range(GENERATED):
             tokens = torch.tensor([ids])
@@ -88,6 +92,25 @@ def golden(model: TinyTower) -> dict[str, Any]:
         "answer": ids[count:],
         "last_logits": rounded(logits[-1]),
     }
+
+
+def shown(model: TinyTower, tile: int, num_rows: int) -> list[int]:
+    """The tokens that stand for a tile."""
+    if not model.line_ends:
+        return [PLACEHOLDER] * num_rows
+    lines = model.size(tile)[0] // (model.config["vision_config"]["patch_size"] * model.merge)
+    line = [PLACEHOLDER] * (num_rows // lines)
+    return [*line, *([*model.line_ends, *line] * (lines - 1))]
+
+
+def padded(tiles: list[Any]) -> dict[str, Any]:
+    """Tiles with zeros behind their last rows and columns, and their sizes."""
+    height, width = (max(tile.shape[axis] for tile in tiles) for axis in (1, 2))
+    found = np.zeros((len(tiles), 3, height, width), np.float32)
+    for place, tile in zip(found, tiles, strict=True):
+        place[:, : tile.shape[1], : tile.shape[2]] = tile
+    sizes = [tile.shape[1:] for tile in tiles]
+    return {"pixel_values": torch.from_numpy(found), "image_sizes": torch.tensor(sizes)}
 
 
 def qwen_inputs(model: TinyTower, tiles: list[Any]) -> dict[str, Any]:

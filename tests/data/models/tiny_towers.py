@@ -38,7 +38,7 @@ GOLDEN_ROWS: Final = (0, 5, 15)
 GOLDEN_TOKENS: Final = (-12, -5, -1)
 """Of the prompt."""
 
-_TEXT: Final = {
+TEXT: Final = {
     "vocab_size": 97,
     "hidden_size": 128,
     "intermediate_size": 160,
@@ -84,6 +84,31 @@ class TinyTower:
         """Whether its pictures keep their shape."""
         return "depth" in self.config["vision_config"]
 
+    @property
+    def keeps_shape(self) -> bool:
+        """Whether tiles differ in their sizes."""
+        return self.is_qwen
+
+    @property
+    def merge(self) -> int:
+        """Patches of a side of what becomes a row."""
+        merge: int = self.config["vision_config"]["spatial_merge_size"]
+        return merge
+
+    @property
+    def line_ends(self) -> tuple[int, ...]:
+        """Tokens between lines of rows."""
+        return ()
+
+    @property
+    def published(self) -> dict[str, str]:
+        """What names began with in files, by what they begin with in Transformers."""
+        return _PUBLISHED
+
+    def write_files(self, folder: Path, keys: dict[str, Any]) -> Path | None:
+        """Does as `write_tower_files`; None: that knows this kind itself."""
+        return None
+
     def size(self, tile: int) -> tuple[int, int]:
         """The height and width of a tile."""
         if self.is_qwen:
@@ -103,21 +128,21 @@ class TinyTower:
                 }
                 return {**of_text, **_qwen_shapes("model.visual.", vision)}
             return {
-                **_text_shapes("model.language_model.", text),
+                **text_shapes("model.language_model.", text),
                 **_qwen_shapes("model.visual.", vision),
                 "lm_head.weight": (text["vocab_size"], text["hidden_size"]),
             }
         hidden, size = text["hidden_size"], vision["hidden_size"]
         if self.averages:
             return {
-                **_text_shapes("model.language_model.", text, _GEMMA_NORMS),
+                **text_shapes("model.language_model.", text, _GEMMA_NORMS),
                 **_vision_shapes("model.vision_tower.", vision),
                 "model.multi_modal_projector.mm_input_projection_weight": (size, hidden),
                 "model.multi_modal_projector.mm_soft_emb_norm.weight": (size,),
             }
         merged = size * self.config["scale_factor"] ** 2
         return {
-            **_text_shapes("model.text_model.", text),
+            **text_shapes("model.text_model.", text),
             **_vision_shapes("model.vision_model.", vision),
             "model.connector.modality_projection.proj.weight": (hidden, merged),
             "lm_head.weight": (text["vocab_size"], hidden),
@@ -127,7 +152,7 @@ class TinyTower:
 _GEMMA_NORMS: Final = ("pre_feedforward_layernorm", "post_feedforward_layernorm")
 
 
-def _text_shapes(
+def text_shapes(
     prefix: str, text: dict[str, Any], norms: tuple[str, ...] = ()
 ) -> dict[str, tuple[int, ...]]:
     hidden, inner, head = text["hidden_size"], text["intermediate_size"], text["head_dim"]
@@ -224,7 +249,7 @@ SMOLVLM: Final = TinyTower(
         "image_token_id": PLACEHOLDER,
         "scale_factor": 2,
         "tie_word_embeddings": False,
-        "text_config": {"model_type": "llama", **_TEXT},
+        "text_config": {"model_type": "llama", **TEXT},
         "vision_config": {"model_type": "smolvlm_vision", **_VISION},
     },
     processor={
@@ -250,7 +275,7 @@ GEMMA3: Final = TinyTower(
         "tie_word_embeddings": True,
         "text_config": {
             "model_type": "gemma3_text",
-            **_TEXT,
+            **TEXT,
             "num_hidden_layers": len(_LAYER_TYPES),
             "rms_norm_eps": 1e-6,
             "hidden_activation": "gelu_pytorch_tanh",
@@ -309,7 +334,7 @@ QWEN3_VL: Final = TinyTower(
         "tie_word_embeddings": False,
         "text_config": {
             "model_type": "qwen3_vl_text",
-            **_TEXT,
+            **TEXT,
             "num_hidden_layers": 3,
             "rms_norm_eps": 1e-6,
             "rope_parameters": {
@@ -341,7 +366,7 @@ QWEN35: Final = TinyTower(
         "model_type": "qwen3_5",
         "text_config": {
             "model_type": "qwen3_5_text",
-            **_TEXT,
+            **TEXT,
             "num_hidden_layers": 3,
             "rms_norm_eps": 1e-6,
             "layer_types": ["linear_attention", "full_attention", "linear_attention"],
@@ -415,11 +440,11 @@ _PUBLISHED: Final = {
 """Names of Gemma 3 as it was published, by those that Transformers has now."""
 
 
-def published(weights: Tensors) -> Tensors:
+def published(weights: Tensors, prefixes: dict[str, str]) -> Tensors:
     """Weights by their names in the files that there are."""
 
     def name_of(name: str) -> str:
-        for prefix, old in _PUBLISHED.items():
+        for prefix, old in prefixes.items():
             if name.startswith(prefix):
                 return old + name.removeprefix(prefix)
         return name
@@ -432,7 +457,7 @@ def write_tower_folder(model: TinyTower, path: Path, **config: Any) -> Path:
     path.mkdir(parents=True)
     (path / "config.json").write_text(json.dumps({**model.config, **config}))
     (path / "preprocessor_config.json").write_text(json.dumps(model.processor))
-    write_safetensors(path / "model.safetensors", published(hf_weights(model)))
+    write_safetensors(path / "model.safetensors", published(hf_weights(model), model.published))
     return path
 
 
@@ -482,13 +507,15 @@ def write_tower_files(
         keys: Of the tower, to write or, if None, to leave out; without "clip.vision.".
     """
     folder.mkdir(parents=True, exist_ok=True)
+    if (path := model.write_files(folder, keys)) is not None:
+        return path
     recipe = _gguf_recipe(model)
     if model.is_qwen:
         return _write_qwen_files(model, folder, recipe, keys)
     text, vision = model.config["text_config"], model.config["vision_config"]
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.MMPROJ, vision["num_hidden_layers"])
     own, of_tower = {}, {}
-    for name, weight in published(hf_weights(model)).items():
+    for name, weight in published(hf_weights(model), _PUBLISHED).items():
         if any(part in name for part in ("vision_model", "connector", "projector")):
             plain = name.replace("_weight", ".weight")
             found = names.get_name(plain, try_suffixes=(".weight", ".bias"))

@@ -17,11 +17,11 @@ from tests.data.models.tiny_towers import (
     GEMMA3,
     GOLDEN_ROWS,
     PARTS,
-    TOWERS,
     TinyTower,
     goldens,
     write_tower_folder,
 )
+from tests.data.models.towers import TOWERS
 from tests.support.core import tokens_of
 from tests.support.options import SMALL
 from tests.support.towers import load_both, shown

@@ -12,15 +12,16 @@ import pytest
 from rocmforge.errors import ConfigurationError, RocmForgeError
 from rocmforge.gguf.checkpoint import open_gguf_checkpoint
 from rocmforge.opening import describe, open_checkpoint
+from tests.data.models.tiny_pixtral import MISTRAL3
 from tests.data.models.tiny_towers import (
     GEMMA3,
-    IN_FILES,
     QWEN3_VL,
     SMOLVLM,
     TinyTower,
     write_tower_files,
     write_tower_folder,
 )
+from tests.data.models.towers import IN_FILES
 
 
 @pytest.mark.parametrize("exchanged", [False, True])
@@ -106,6 +107,30 @@ def test_a_tower_of_qwen_that_does_not_fit_is_refused(
 ) -> None:
     path = write_tower_files(QWEN3_VL, tmp_path, **keys)
     with pytest.raises(RocmForgeError, match=message):
+        open_gguf_checkpoint(path, mmproj=tmp_path / "mmproj-model-f32.gguf")
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"image_size": 4096}, "262144 patches"),
+        ({"attention.head_count": 32}, "2 elements of a head do not rotate"),
+        ({"spatial_merge_size": None}, "not a part of pixtral models"),
+        ({"spatial_merge_size": 4}, "mm.patch_merger.weight"),
+    ],
+)
+def test_a_tower_of_mistral_that_does_not_fit_is_refused(
+    tmp_path: Path, keys: dict[str, Any], message: str
+) -> None:
+    path = write_tower_files(MISTRAL3, tmp_path, **keys)
+    with pytest.raises(RocmForgeError, match=message):
+        open_gguf_checkpoint(path, mmproj=tmp_path / "mmproj-model-f32.gguf")
+
+
+def test_a_model_without_the_token_behind_lines_takes_no_images_of_mistral(tmp_path: Path) -> None:
+    path = write_tower_files(MISTRAL3, tmp_path)
+    path.write_bytes(path.read_bytes().replace(b"[IMG_BREAK]", b"[IMG_SPLIT]"))
+    with pytest.raises(RocmForgeError, match=r"no token \[IMG_BREAK\]"):
         open_gguf_checkpoint(path, mmproj=tmp_path / "mmproj-model-f32.gguf")
 
 

@@ -13,6 +13,7 @@ from rocmforge.errors import BadFolder, RocmForgeError, UnsupportedTensor
 from rocmforge.models.config import ActivationFunction
 from rocmforge.models.vision.config import ProcessorKind, Resampling
 from rocmforge.opening import describe, open_checkpoint
+from tests.data.models.tiny_pixtral import MISTRAL3, PIXTRAL, TinyPixtral
 from tests.data.models.tiny_towers import (
     GEMMA3,
     PLACEHOLDER,
@@ -236,3 +237,83 @@ def test_what_cannot_be_of_qwen_is_refused_by_its_name(
 ) -> None:
     with pytest.raises(RocmForgeError, match=message):
         open_checkpoint(write_qwen(tmp_path, vision, rope, **processor))
+
+
+def write_pixtral(
+    model: TinyPixtral, folder: Path, vision: dict[str, Any], config: dict[str, Any], **said: Any
+) -> Path:
+    """A tiny model with Pixtral's tower, with changes."""
+    changed = {"vision_config": model.config["vision_config"] | vision, **config}
+    path = write_tower_folder(model, folder / "model", **changed)
+    (path / "preprocessor_config.json").write_text(json.dumps(model.processor | said))
+    return path
+
+
+def test_a_folder_of_mistral_says_how_it_takes_images(tmp_path: Path) -> None:
+    with open_checkpoint(write_pixtral(MISTRAL3, tmp_path, {}, {})) as checkpoint:
+        vision, tower = checkpoint.vision, checkpoint.tower
+        assert vision is not None
+        assert tower is not None
+        assert (vision.placeholder, vision.marker) == (PLACEHOLDER, "[IMG]")
+        assert (vision.begin, vision.between, vision.end) == ("", "[IMG_BREAK]", "[IMG_END]")
+        processor = vision.processor
+        assert (processor.kind, processor.longest_edge) == (ProcessorKind.PIXTRAL, 128)
+        assert (processor.patch, processor.merge, processor.most_patches) == (8, 2, 256)
+        assert tower.config.activation is ActivationFunction.SILU
+        stem = "model.multi_modal_projector.patch_merger.merging_layer.weight"
+        stored = hf_weights(MISTRAL3)[stem]
+        found = tower.weights["projector.merger"].to_float32()
+        np.testing.assert_array_equal(found[:, 64:128], stored[:, 1::4])
+
+
+def test_the_size_of_a_picture_may_be_two_sides(tmp_path: Path) -> None:
+    size = {"height": 96, "width": 96}
+    found = describe(write_pixtral(MISTRAL3, tmp_path, {}, {}, size=size)).vision
+    assert found is not None
+    assert found.processor.longest_edge == 96
+
+
+@pytest.mark.parametrize(
+    ("model", "vision", "config", "processor", "message"),
+    [
+        (MISTRAL3, {}, {"vision_feature_layer": -2}, {}, "vision_feature_layer"),
+        (MISTRAL3, {}, {"projector_hidden_act": "relu"}, {}, "projector_hidden_act"),
+        (MISTRAL3, {}, {"spatial_merge_size": 1}, {}, "spatial_merge_size"),
+        (MISTRAL3, {}, {"spatial_merge_size": 4}, {}, "merging_layer"),
+        (MISTRAL3, {"model_type": "siglip_vision_model"}, {}, {}, "a tower of the type siglip"),
+        (MISTRAL3, {"hidden_act": "relu"}, {}, {}, "hidden_act"),
+        (MISTRAL3, {"rope_theta": -1.0}, {}, {}, "rope_theta"),
+        (MISTRAL3, {"num_attention_heads": 32}, {}, {}, "heads of 2 do not rotate"),
+        (MISTRAL3, {}, {}, {"size": {"height": 96, "width": 64}}, "size"),
+        (MISTRAL3, {}, {}, {"size": {"longest_edge": 1 << 12}}, "262144 patches"),
+        (PIXTRAL, {}, {"vision_feature_layer": None}, {}, "vision_feature_layer"),
+        (PIXTRAL, {}, {"vision_feature_select_strategy": "default"}, {}, "select_strategy"),
+        (PIXTRAL, {"model_type": "clip_vision_model"}, {}, {}, "a tower of the type clip"),
+    ],
+)
+def test_what_cannot_be_of_pixtral_is_refused_by_its_name(
+    tmp_path: Path,
+    model: TinyPixtral,
+    vision: dict[str, Any],
+    config: dict[str, Any],
+    processor: dict[str, Any],
+    message: str,
+) -> None:
+    with pytest.raises(RocmForgeError, match=message):
+        open_checkpoint(write_pixtral(model, tmp_path, vision, config, **processor))
+
+
+def test_mistral_has_one_number_for_all_norms_of_its_tower(tmp_path: Path) -> None:
+    text = MISTRAL3.config["text_config"] | {"rms_norm_eps": 1e-6}
+    with pytest.raises(BadFolder, match="rms_norm_eps"):
+        open_checkpoint(write_pixtral(MISTRAL3, tmp_path, {}, {"text_config": text}))
+
+
+def test_a_tower_of_mistral_lacks_no_merger(tmp_path: Path) -> None:
+    path, weights = write_pixtral(MISTRAL3, tmp_path, {}, {}), hf_weights(MISTRAL3)
+    for missing in ("norm", "patch_merger.merging_layer"):
+        name = f"model.multi_modal_projector.{missing}.weight"
+        rest = {each: weight for each, weight in weights.items() if each != name}
+        write_safetensors(path / "model.safetensors", rest)
+        with pytest.raises(UnsupportedTensor, match=missing):
+            open_checkpoint(path)

@@ -16,6 +16,7 @@ from rocmforge_hip.device.memory import ArraySpec, DeviceArray, spec
 from rocmforge_hip.device.recurrent import DeltaHeads, DeltaScratch, MambaHeads, MambaScratch
 from rocmforge_hip.ops.geometry import GEMM_ROWS, MAX_GEMV_ROWS, MAX_INT8_ROWS, Geometry
 from rocmforge_hip.weights.adapters import AdapterStack, lora_scratch
+from rocmforge_hip.weights.formats import ceil_div
 from rocmforge_hip.weights.placement import PLACE, Planned, PlannedMatrix, PlannedPart
 from rocmforge_hip.weights.products import QKV_PRODUCTS, Product
 from rocmforge_hip.weights.seats import hosted_matrices
@@ -517,10 +518,11 @@ def _without_cache(
         for product, features in _qkv_features(weights).items()
     }
     has_post_norms = weights.layers[0].attention_post_norm is not None
+    begins_normed = tower is not None and weights.embedding.norm is not None
     of_tokens = forms(tokens, hidden_size, f32=True)
     return ActivationArrays(
-        # Else the norm of merged patches would take the place of the sum that goes on.
-        residual=of_tokens if has_post_norms or config.row_parts > 1 else None,
+        # Else a norm, of merged patches as well, would take the place of the sum that goes on.
+        residual=of_tokens if has_post_norms or config.row_parts > 1 or begins_normed else None,
         normed=forms(tokens, hidden_size, f32=True, f16=True),
         post_normed=of_tokens if has_post_norms else None,
         qkv=qkv[Product.QKV],
@@ -544,7 +546,9 @@ def _most_intermediate(config: ModelConfig) -> int:
     most = max(
         max(layer.intermediate_size, layer.shared_intermediate_size) for layer in config.layers
     )
-    return most if config.tower is None else max(most, config.hidden_size)  # of merged patches
+    if config.tower is None:
+        return most
+    return max(most, ceil_div(config.projected_features, config.tower.merged))
 
 
 def _row_results(rows: int) -> int:

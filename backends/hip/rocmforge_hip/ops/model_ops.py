@@ -260,8 +260,11 @@ class HipOps:
             later = self._later(step, x, part, bias)
             if later is not None:
                 return later
-        # What follows in a feed-forward network without a gate is GELU, which reads halves.
-        out = self.products.multiply(x, part, bias, half=part.product is Product.INTERMEDIATE)
+        # What follows in a feed-forward network without a gate is GELU, which reads halves; and
+        # behind the matrix that merges patches of a tower, another one.
+        half = part.product is Product.INTERMEDIATE
+        half = half or (part.product is Product.QKV and not self._causal)
+        out = self.products.multiply(x, part, bias, half=half)
         if step.shape.lora_tiles:
             self._lora.add(step, x, part.matrix, out)
         return out

@@ -218,7 +218,10 @@ def _product(place: WeightPlace) -> Product | None:
         return Product.DELTA
     match place.declared.shape[0]:
         case (
-            "intermediate_size" | "shared_intermediate_size" | "merged_features" | "merger_features"
+            "intermediate_size"
+            | "shared_intermediate_size"
+            | "projected_features"
+            | "merger_features"
         ):
             return Product.INTERMEDIATE
         case (
@@ -246,6 +249,8 @@ def _product(place: WeightPlace) -> Product | None:
             return Product.EXPERT_RESULTS
         case "hidden_size" if place.name == "predictor.projection":
             return Product.RESIDUAL
+        case "hidden_size" if place.name == "projector.merger":
+            return Product.QKV
         case "hidden_size" if place.name in ("patches.matrix", "dense"):
             return Product.DELTA
         case "hidden_size":

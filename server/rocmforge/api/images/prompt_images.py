@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from msgspec import structs
+
 from rocmforge.engine.ipc.prompt import ImageSpan, Prompt, TokenSpan, image_span
 from rocmforge.errors import InvalidParameter
 from rocmforge.models.vision.config import VisionConfig
@@ -50,12 +52,13 @@ def prompt_with_images(
             param="messages",
         )
     texts, rows = [pieces[0]], []
+    breaks = tuple(tokenizer.encode(vision.between, parse_special=True, add_bos=False))
     for image, after in zip(images, pieces[1:], strict=True):
         for part in expand(image.layout, vision):
             if isinstance(part, str):
                 texts[-1] = _joined(texts[-1], RenderedPrompt(part, b"\1" * len(part)))
             else:
-                rows.append(image.tiles[part.tile])
+                rows.append(_with_breaks(image.tiles[part.tile], breaks, vision))
                 texts.append(RenderedPrompt("", b""))
         texts[-1] = _joined(texts[-1], after)
     encoded = tokenizer.encode_around([(text.text, text.trusts) for text in texts])
@@ -66,6 +69,13 @@ def prompt_with_images(
         if row is not None:
             spans.append(row)
     return Prompt(spans=tuple(spans))
+
+
+def _with_breaks(tile: ImageSpan, breaks: tuple[int, ...], vision: VisionConfig) -> ImageSpan:
+    """Returns a tile with what stands between its lines."""
+    if not breaks:
+        return tile
+    return structs.replace(tile, lines=tile.grid[0] // vision.processor.merge, breaks=breaks)
 
 
 def _cut(rendered: RenderedPrompt, marker: str) -> list[RenderedPrompt]:

@@ -26,6 +26,8 @@ def check_prompt(request: GenerateRequest, runner: RunnerInfo) -> None:
         raise InvalidParameter("The prompt is empty.", param="prompt")
     if not all(map(len, prompt.spans)):
         raise InvalidParameter("A span of the prompt is empty.", param="prompt")
+    for image in prompt.images:
+        _check_image(image, runner)
     for param, ids in (
         ("prompt", prompt.token_ids),
         ("stop_token_ids", request.sampling.stop_token_ids),
@@ -35,8 +37,6 @@ def check_prompt(request: GenerateRequest, runner: RunnerInfo) -> None:
             raise InvalidParameter(
                 f"{param} holds a token id outside 0..{runner.vocab_size - 1}.", param=param
             )
-    for image in prompt.images:
-        _check_image(image, runner)
     spans = [span for _, span in prompt.embeddings]
     for span in spans:
         _check_rows(span, runner)
@@ -72,6 +72,9 @@ def _check_image(span: ImageSpan, runner: RunnerInfo) -> None:
         processor.rows_of(grid),
         grid[0] * grid[1] * processor.patch_features,
     )
+    lines = grid[0] // processor.merge if span.breaks else 1
+    if span.lines != lines:
+        raise InvalidParameter(f"{span} has {span.lines} lines, not {lines}.", param="prompt")
     if (span.grid, span.num_rows, len(span.patches)) != expected or not span.identity:
         raise InvalidParameter(
             f"{span} has {len(span.patches)} bytes of {span.grid} patches, but a tile of this "

@@ -77,17 +77,20 @@ class ImageSpan(Message, frozen=True, tag=2):
     identity: bytes  # says which patches these are, as that of rows does
     placeholder: int  # id of the token that the history of the sequence shows in their places
     both_ways: bool = False  # as of `EmbeddingSpan`
+    lines: int = 1  # at least one; of equally many rows
+    breaks: tuple[int, ...] = ()  # ids of the tokens behind each line but the last
 
     def __len__(self) -> int:
-        return self.num_rows
+        return self.num_rows + len(self.breaks) * (self.lines - 1)
 
     def __repr__(self) -> str:
         return f"ImageSpan({self.num_rows} rows, identity={self.identity.hex()})"
 
     @property
     def ids(self) -> tuple[int, ...]:
-        """A placeholder for each row."""
-        return (self.placeholder,) * self.num_rows
+        """A placeholder for each row, and the tokens between lines."""
+        line = (self.placeholder,) * (self.num_rows // self.lines)
+        return ((*line, *self.breaks) * self.lines)[: len(self)]
 
 
 class Prompt(Message, frozen=True):

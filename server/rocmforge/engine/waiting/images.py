@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterator
+from itertools import chain
 from typing import Any, Final
 
 import numpy as np
@@ -10,7 +12,7 @@ from msgspec import structs
 
 from rocmforge.backend.protocol import Float32Array, Runner, StepInput
 from rocmforge.engine.ipc.params import FinishReason, GenerateRequest, TokenEvent
-from rocmforge.engine.ipc.prompt import EmbeddingSpan, ImageSpan, Prompt
+from rocmforge.engine.ipc.prompt import EmbeddingSpan, ImageSpan, Prompt, TokenSpan
 from rocmforge.engine.ipc.totals import Totals
 from rocmforge.engine.schedule.batch import no_sampling
 from rocmforge.engine.waiting.held import HeldRequests
@@ -126,10 +128,10 @@ class WaitingImages(HeldRequests[Rows]):
         """Returns the prompt with rows of embeddings where images were."""
         processor = self._processor
 
-        def made(span: ImageSpan) -> EmbeddingSpan:
+        def made(span: ImageSpan) -> Iterator[TokenSpan | EmbeddingSpan]:
             data, merge = rows[span.identity], processor.merge
             assert data is not None, "the request waits for it"
-            return EmbeddingSpan(
+            whole = EmbeddingSpan(
                 rows=data,
                 num_rows=span.num_rows,
                 identity=span.identity,
@@ -139,9 +141,21 @@ class WaitingImages(HeldRequests[Rows]):
                 if processor.has_axes
                 else (0, 0),
             )
+            if not span.breaks:
+                yield whole
+                return
+            count, size = span.num_rows // span.lines, len(data) // span.lines
+            for line in range(span.lines):
+                if line:
+                    yield TokenSpan(ids=span.breaks)
+                own = whole.identity + line.to_bytes(4, "little")
+                part = data[line * size : (line + 1) * size]
+                yield structs.replace(whole, rows=part, num_rows=count, identity=own)
 
-        spans = (made(span) if isinstance(span, ImageSpan) else span for span in prompt.spans)
-        return Prompt(spans=tuple(spans))
+        spans = (
+            made(span) if isinstance(span, ImageSpan) else iter((span,)) for span in prompt.spans
+        )
+        return Prompt(spans=tuple(chain.from_iterable(spans)))
 
     def _find(self, identity: bytes) -> bytes | None:
         if identity in self._kept:

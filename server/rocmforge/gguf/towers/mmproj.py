@@ -20,7 +20,14 @@ from rocmforge.errors import BadGguf, BadTokenizer, ModelLoadError, UnsupportedA
 from rocmforge.gguf.reader import GgufFile, open_gguf
 from rocmforge.models.checkpoint import Checkpoint, Identity
 from rocmforge.models.config import MAX_LAYERS, ActivationFunction, LayerConfig, ModelConfig
-from rocmforge.models.layouts import as_declared, cut_fused, turn_projection
+from rocmforge.models.layouts import (
+    as_declared,
+    cut_fused,
+    halves_of_heads,
+    merge_by_patch,
+    turn_projection,
+    without_places,
+)
 from rocmforge.models.rope import RopeFactors
 from rocmforge.models.vision.config import (
     ProcessorConfig,
@@ -29,8 +36,10 @@ from rocmforge.models.vision.config import (
     VisionConfig,
 )
 from rocmforge.models.vision.towers import (
+    PIXTRAL_TOWERS,
     PLACEHOLDERS,
     beside_tower,
+    pixtral_config,
     qwen_tower_config,
     siglip_config,
     vision_config,
@@ -50,6 +59,12 @@ _OUTSIDE: Final = MappingProxyType(
         "mm.model.fc.weight": "projector.matrix",  # of Idefics3; of Gemma 3:
         "mm.input_projection.weight": "projector.matrix",
         "mm.soft_emb_norm.weight": "projector.norm",
+        # Of Pixtral and Mistral 3, but for the last.
+        "v.pre_ln.weight": "embedding.norm",
+        "mm.input_norm.weight": "output_norm",
+        "mm.patch_merger.weight": "projector.merger",
+        "mm.1.weight": "projector.inner",
+        "mm.1.bias": "projector.inner_bias",
         # Of Qwen3-VL.
         "mm.0.weight": "projector.inner",
         "mm.0.bias": "projector.inner_bias",
@@ -65,6 +80,7 @@ _IN_LAYERS: Final = MappingProxyType(
         "attn_out": "attention.output",
         "ln1": "attention_norm",
         "ln2": "feed_forward_norm",
+        "ffn_gate": "feed_forward.gate",
         "ffn_up": "feed_forward.up",
         "ffn_down": "feed_forward.down",
     }
@@ -73,12 +89,15 @@ _IN_MERGERS: Final = MappingProxyType({"norm": "norm", "fc1": "inner", "fc2": "m
 _QKV: Final = "attn_qkv"
 _SECOND_PICTURE: Final = "v.patch_embd.weight.1"
 """What a patch of the next picture of a film is multiplied with."""
+_BREAK: Final = ("[IMG_BREAK]", "v.token_embd.img_break")
+"""The token between lines of rows of Pixtral's, and its embedding, which the model has, too."""
 # Pixels of a picture, where a file does not say it: those of 64 to 4,096 tokens.
 _QWEN_PIXELS: Final = (65_536, 4_194_304)
 _KINDS: Final = MappingProxyType(
     {
         "idefics3": ProcessorKind.IDEFICS3,
         "gemma3": ProcessorKind.GEMMA3,
+        "pixtral": ProcessorKind.PIXTRAL,
         "qwen3vl_merger": ProcessorKind.QWEN_VL,
     }
 )
@@ -140,6 +159,8 @@ def _read(
     if not markers:
         marker = PLACEHOLDERS[kind][-1]
         raise ModelLoadError(f"The model has no token {marker}, which stands for an image of it.")
+    if kind is ProcessorKind.PIXTRAL and _BREAK[0] not in tokens:
+        raise ModelLoadError(f"The model has no token {_BREAK[0]}, which ends lines of an image.")
     config = _config(file, processor, embedding_size)
     return vision_config(processor, tokens.index(markers[0])), _checkpoint(file, config)
 
@@ -163,6 +184,8 @@ def _processor(file: GgufFile, kind: ProcessorKind) -> ProcessorConfig:
     """Reads how images are prepared; what such files do not say is as the family has it."""
     if kind is ProcessorKind.QWEN_VL:
         return _qwen_processor(file)
+    if kind is ProcessorKind.PIXTRAL:
+        return _pixtral_processor(file)
     tile, has_tiles = _positive(file, "image_size", _MOST_PIXELS), kind is ProcessorKind.IDEFICS3
     patch, merge = _positive(file, "patch_size", tile), _GEMMA3_MERGE
     if has_tiles or f"{_VISION}projector.scale_factor" in file.metadata:
@@ -208,6 +231,23 @@ def _qwen_processor(file: GgufFile) -> ProcessorConfig:
     )
 
 
+def _pixtral_processor(file: GgufFile) -> ProcessorConfig:
+    """Reads the same of Pixtral and Mistral 3."""
+    found = ProcessorConfig(
+        kind=ProcessorKind.PIXTRAL,
+        longest_edge=_positive(file, "image_size", _MOST_PIXELS),
+        resampling=Resampling.BICUBIC,
+        patch=_positive(file, "patch_size", _MOST_PIXELS),
+        merge=_positive(file, "spatial_merge_size") if _has(file, "spatial_merge_size") else 1,
+        places=1,
+        mean=_colours(file, "image_mean"),
+        std=_colours(file, "image_std"),
+    )
+    if (most := found.most_patches) > _MOST_PIXELS:
+        raise BadGguf(str(file.path), f"pictures of {most} patches; there may be {_MOST_PIXELS}")
+    return found
+
+
 def _has(file: GgufFile, key: str) -> bool:
     return _VISION + key in file.metadata
 
@@ -224,7 +264,9 @@ def _merging_layers(file: GgufFile, count: int) -> list[bool]:
 
 
 def _config(file: GgufFile, processor: ProcessorConfig, embedding_size: int) -> ModelConfig:
-    if not file.get_bool("clip.use_gelu", False):
+    is_pixtral = processor.kind is ProcessorKind.PIXTRAL
+    is_silu = is_pixtral and file.get_bool("clip.use_silu", False)
+    if not is_silu and not file.get_bool("clip.use_gelu", False):
         raise UnsupportedArchitecture("a tower without GELU (clip.use_gelu)", ("GELU",))
     hidden_size, heads = (
         _positive(file, "embedding_length"),
@@ -247,10 +289,13 @@ def _config(file: GgufFile, processor: ProcessorConfig, embedding_size: int) -> 
         intermediate_size=_positive(file, "feed_forward_length"),
     )
     count = _positive(file, "block_count", MAX_LAYERS)
-    layers, make = (layer,) * count, siglip_config
+    layers, make, act = (layer,) * count, siglip_config, ActivationFunction.GELU_TANH
+    if processor.places and head % 4:
+        raise BadGguf(str(file.path), f"{head} elements of a head do not rotate by axes")
+    if is_pixtral:
+        make = pixtral_config
+        act = ActivationFunction.SILU if is_silu else ActivationFunction.GELU
     if processor.kind is ProcessorKind.QWEN_VL:
-        if head % 4:
-            raise BadGguf(str(file.path), f"{head} elements of a head do not rotate by axes")
         make, merged = qwen_tower_config, hidden_size * processor.merge**2
         layers = tuple(
             replace(layer, merger_features=merged if merges else 0)
@@ -263,7 +308,7 @@ def _config(file: GgufFile, processor: ProcessorConfig, embedding_size: int) -> 
         hidden_size=hidden_size,
         embedding_size=embedding_size,
         norm_eps=eps,
-        activation=ActivationFunction.GELU_TANH,
+        activation=act,
     )
 
 
@@ -282,6 +327,11 @@ def _checkpoint(file: GgufFile, config: ModelConfig) -> Checkpoint:
         pictures = [file.tensors[name] for name in ("v.patch_embd.weight", _SECOND_PICTURE)]
         shape = config.hidden_size, config.patch_features
         weights["patches.matrix"] = Summed("v.patch_embd.weight, summed", pictures, shape)
+    if config.architecture in PIXTRAL_TOWERS:
+        weights.pop(_paths_of(_BREAK[1])[0], None)
+        halves_of_heads(config, weights)
+        merge_by_patch(config, weights)
+        without_places(config, weights)
     _exchange_networks(config, weights)
     if config.tower is not None and config.tower.averages:
         turn_projection(weights)

@@ -23,9 +23,15 @@ from rocmforge.models.vision.config import (
     Resampling,
     VisionConfig,
 )
-from rocmforge.models.vision.towers import qwen_tower_config, siglip_config, vision_config
+from rocmforge.models.vision.towers import (
+    pixtral_config,
+    qwen_tower_config,
+    siglip_config,
+    vision_config,
+)
 
 _MOST_PIXELS: Final = 65_536
+_PIXTRAL_EPS: Final = 1e-5  # of the norms of such a tower; files do not say it
 _Colours = tuple[float, float, float]
 _HALF: Final = (0.5, 0.5, 0.5)
 _CLIP_MEAN: Final = (0.48145466, 0.4578275, 0.40821073)
@@ -51,6 +57,7 @@ class TowerType:
     defaults: Mapping[str, object]  # of the tower, by Transformers' class
     placeholder_key: str
     placeholder: int  # where a file leaves it out
+    kind: str = ""  # the `model_type` of its towers, if the family has others, too
 
 
 def read_tower(
@@ -74,6 +81,8 @@ def read_tower(
     pictures = _processor_file(folder)
     if row is None or vision is None or pictures is None:
         return None
+    if (kind := vision.get_str("model_type", row.kind)) != row.kind and row.kind:
+        raise UnsupportedArchitecture(f"a tower of the type {kind}", (row.kind,))
     vision = vision.with_defaults(row.defaults)
     processor = row.processor(config, vision, pictures)
     model = row.tower(vision, f"{folder.name} (tower)", processor, embedding_size)
@@ -207,6 +216,76 @@ def _qwen_tower(
     )
 
 
+def _pixtral(
+    config: JsonObject, vision: JsonObject, pictures: JsonObject, merge: int = 1
+) -> ProcessorConfig:
+    """Reads the processor of Pixtral, or of Mistral 3, which merges patches."""
+    _check_projector(config)
+    size = pictures.get_object("size") or pictures.empty("size")
+    keys = ("longest_edge",) if size.has("longest_edge") else ("height", "width")
+    edges = {size.get_positive(key) if size.has(key) else 1024 for key in keys}
+    if len(edges) > 1 or max(edges) > _MOST_PIXELS:
+        raise pictures.bad("size", f"the most of each side is one, up to {_MOST_PIXELS} pixels")
+    found = _processor(
+        pictures,
+        vision,
+        kind=ProcessorKind.PIXTRAL,
+        longest_edge=max(edges),
+        resampling=Resampling.BICUBIC,
+        merge=merge,
+        colours=(_CLIP_MEAN, _CLIP_STD),
+        places=1,
+    )
+    if found.most_patches > _MOST_PIXELS:
+        raise pictures.bad("size", f"{found.most_patches} patches; there may be {_MOST_PIXELS}")
+    return found
+
+
+def _mistral3(config: JsonObject, vision: JsonObject, pictures: JsonObject) -> ProcessorConfig:
+    """Reads the same of Mistral 3, whose tower has one more norm than Pixtral's."""
+    text = config.get_object("text_config") or config.empty("text_config")
+    if (eps := norm_eps(text, "rms_norm_eps", _PIXTRAL_EPS)) != _PIXTRAL_EPS:
+        raise text.bad("rms_norm_eps", f"{eps}, and the norms of a tower have {_PIXTRAL_EPS}")
+    if (merge := config.get_positive("spatial_merge_size", 2)) == 1:
+        raise config.bad("spatial_merge_size", "patches are merged in such models")
+    return _pixtral(config, vision, pictures, merge)
+
+
+def _pixtral_tower(
+    vision: JsonObject, name: str, processor: ProcessorConfig, embedding_size: int
+) -> ModelConfig:
+    """Reads the tower of Pixtral and Mistral 3."""
+    act = activation(vision, "hidden_act", "gelu")
+    layer = replace(read_layer(vision), intermediate_size=vision.get_positive("intermediate_size"))
+    if layer.key_dim % 4:
+        raise vision.bad("num_attention_heads", f"heads of {layer.key_dim} do not rotate by axes")
+    rope = vision.get_object("rope_parameters") or vision
+    if (theta := rope.get_float("rope_theta", 10000.0)) <= 1:
+        raise rope.bad("rope_theta", f"{theta} is no base of frequencies")
+    return pixtral_config(
+        name,
+        processor,
+        (layer,) * num_layers(vision),
+        hidden_size=vision.get_positive("hidden_size"),
+        embedding_size=embedding_size,
+        norm_eps=_PIXTRAL_EPS,
+        activation=act,
+        theta=theta,
+    )
+
+
+def _check_projector(config: JsonObject) -> None:
+    """Refuses a projector of Pixtral's that reads other states or has another activation."""
+    is_llava = config.get_str("model_type") == "llava"
+    for key, own, usual in (
+        ("vision_feature_layer", -1, -2 if is_llava else -1),
+        ("vision_feature_select_strategy", "full", "default" if is_llava else "full"),
+        ("projector_hidden_act", "gelu", "gelu"),
+    ):
+        if (value := config.values.get(key, usual)) != own:
+            raise config.bad(key, f"{value!r} is not read; {own!r} is")
+
+
 def _processor(
     pictures: JsonObject,
     vision: JsonObject,
@@ -308,11 +387,35 @@ _QWEN35: Final = replace(
     placeholder=248056,
 )
 
+_PIXTRAL: Final = TowerType(
+    processor=_pixtral,
+    tower=_pixtral_tower,
+    defaults={
+        "hidden_size": 1024,
+        "intermediate_size": 4096,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 16,
+        "patch_size": 16,
+        "hidden_act": "gelu",
+    },
+    placeholder_key="image_token_index",
+    placeholder=32000,
+    kind="pixtral",
+)
+_MISTRAL3: Final = replace(
+    _PIXTRAL,
+    processor=_mistral3,
+    defaults={**_PIXTRAL.defaults, "patch_size": 14},
+    placeholder=10,
+)
+
 TOWERS: Final[Mapping[str, TowerType]] = MappingProxyType(
     {
         "idefics3": _IDEFICS3,
         "smolvlm": _IDEFICS3,
         "gemma3": _GEMMA3,
+        "llava": _PIXTRAL,
+        "mistral3": _MISTRAL3,
         "qwen3_vl": _QWEN3,
         "qwen3_5": _QWEN35,
         "qwen3_5_moe": _QWEN35,

@@ -9,6 +9,7 @@ from typing import Final
 
 from rocmforge.huggingface.names import NameTable, weights_and_biases
 from rocmforge.models.config import ModelConfig
+from rocmforge.models.vision.towers import PIXTRAL_TOWERS
 
 SIGLIP: Final = NameTable(
     # Of SmolVLM, then of Gemma 3, which has had each of these.
@@ -103,10 +104,55 @@ QWEN: Final = NameTable(
 """A tower of Qwen3-VL or Qwen 3.5, without the projectors of its inner layers."""
 
 
+PIXTRAL: Final = NameTable(
+    prefixes=("model.vision_tower.", "vision_tower."),
+    layer=re.compile(r"transformer\.layers\.(\d{1,4})\."),
+    parts=MappingProxyType(
+        weights_and_biases(
+            ("attention.q_proj", "attention.q"),
+            ("attention.k_proj", "attention.k"),
+            ("attention.v_proj", "attention.v"),
+            ("attention.o_proj", "attention.output"),
+            ("attention_norm", "attention_norm"),
+            ("ffn_norm", "feed_forward_norm"),
+            ("feed_forward.gate_proj", "feed_forward.gate"),
+            ("feed_forward.up_proj", "feed_forward.up"),
+            ("feed_forward.down_proj", "feed_forward.down"),
+            bias=False,
+        )
+    ),
+    model=MappingProxyType(
+        {
+            "patch_conv.weight": "patches.matrix",
+            "ln_pre.weight": "embedding.norm",
+            **{
+                f"{prefix}multi_modal_projector.{name}": ours
+                for prefix in ("model.", "")
+                for name, ours in (
+                    ("norm.weight", "output_norm"),
+                    ("patch_merger.merging_layer.weight", "projector.merger"),
+                    ("linear_1.weight", "projector.inner"),
+                    ("linear_1.bias", "projector.inner_bias"),
+                    ("linear_2.weight", "projector.matrix"),
+                    ("linear_2.bias", "projector.matrix_bias"),
+                )
+            },
+        }
+    ),
+    left_out=re.compile(r"^(model\.)?language_model\.|^lm_head\."),
+)
+"""A tower of Pixtral or of Mistral 3."""
+
+TABLES: Final = (SIGLIP, QWEN, PIXTRAL)
+"""Of all towers."""
+
+
 def tower_names(config: ModelConfig) -> NameTable:
     """Returns the names of a tower's weights."""
     if config.architecture == "siglip":
         return SIGLIP
+    if config.architecture in PIXTRAL_TOWERS:
+        return PIXTRAL
     merging = [index for index, layer in enumerate(config.layers) if layer.merger_features]
     inner = [
         name

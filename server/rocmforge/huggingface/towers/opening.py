@@ -10,12 +10,13 @@ from rocmforge.checkpoint.tokenizer import TokenizerData
 from rocmforge.errors import BadTokenizer
 from rocmforge.huggingface.files.folder import Folder
 from rocmforge.huggingface.files.shards import WeightFile
-from rocmforge.huggingface.towers.names import QWEN, SIGLIP, tower_names
+from rocmforge.huggingface.towers.names import TABLES, tower_names
 from rocmforge.huggingface.weights import Locator, plus_one, read_weights
 from rocmforge.models.checkpoint import Checkpoint, Identity
 from rocmforge.models.config import ModelConfig
-from rocmforge.models.layouts import turn_projection
+from rocmforge.models.layouts import merge_by_patch, turn_projection, without_places
 from rocmforge.models.rope import RopeFactors
+from rocmforge.models.vision.towers import PIXTRAL_TOWERS
 from rocmforge.models.weights import check_weights
 
 
@@ -42,6 +43,9 @@ def open_tower(
         if (norm := weights.get("projector.norm")) is not None:
             weights["projector.norm"] = plus_one(norm)
         turn_projection(weights)
+    if config.architecture in PIXTRAL_TOWERS:
+        merge_by_patch(config, weights)
+        without_places(config, weights)
     stored = [info.name for file in files for info in file.tensors]
     prefix = names.prefix_of(stored)
 
@@ -68,9 +72,7 @@ def open_tower(
 def has_tower(files: tuple[WeightFile, ...]) -> bool:
     """Returns whether the files have the weights of a tower."""
     names = (info.name for file in files for info in file.tensors)
-    return any(
-        table.find(name) == ("patches.matrix",) for name in names for table in (SIGLIP, QWEN)
-    )
+    return any(table.find(name) == ("patches.matrix",) for name in names for table in TABLES)
 
 
 def _no_tokenizer() -> TokenizerData:

@@ -27,7 +27,11 @@ def hidden_states(config: ModelConfig, weights: ModelWeights[W], ops: Ops[A, W, 
         x = ops.embed(step, *tables, config.embedding_scale)
     if (patches := weights.patches) is not None:
         delta = ops.linear(step, ops.patches(step), patches.matrix, patches.bias)
-        return _pre_norm_layers(config, weights, ops, step, x, delta)
+        if embedding.norm is None:
+            return _pre_norm_layers(config, weights, ops, step, x, delta)
+        x, _ = ops.add_norm(x, delta, None, None)
+        x = ops.norm_projection(x, embedding.norm, embedding.norm_bias)
+        return _pre_norm_layers(config, weights, ops, step, x)
     if embedding.norm is not None:
         x = ops.norm(x, embedding.norm, embedding.norm_bias)
     layers = _pre_norm_layers if config.pre_norm else _post_norm_layers
@@ -47,6 +51,8 @@ def image_rows(
             x = ops.norm_sums(x, projector.norm, tower.merged)
     else:
         x = ops.merge_rows(hidden, tower.merged)
+    if projector.merger is not None:
+        x = ops.linear(step, x, projector.merger, None)
     if projector.inner is not None:
         x = ops.linear(step, x, projector.inner, projector.inner_bias)
         x = ops.gelu(x, ActivationFunction.GELU)
@@ -115,10 +121,11 @@ def _pre_norm_layers(
             residual, _ = ops.add_norm(residual, delta, None, None)
             ops.keep_rows(step, _merge(config, layer.merger, ops, step, residual), part)
             delta = None
-    norm = present(weights.output_norm), weights.output_norm_bias
     if delta is None:
-        return ops.norm(residual, *norm)
-    return ops.norm_of_sum(residual, delta, *norm)
+        return ops.norm(residual, weights.output_norm, weights.output_norm_bias)
+    if weights.output_norm is None:
+        return ops.add_norm(residual, delta, None, None)[1]
+    return ops.norm_of_sum(residual, delta, weights.output_norm, weights.output_norm_bias)
 
 
 def _attend(

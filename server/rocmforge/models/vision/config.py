@@ -21,6 +21,7 @@ class ProcessorKind(StrEnum):
 
     IDEFICS3 = "idefics3"  # Laurençon et al. 2024, arXiv:2408.12637; SmolVLM
     GEMMA3 = "gemma3"  # arXiv:2503.19786
+    PIXTRAL = "pixtral"  # Agrawal et al. 2024, arXiv:2410.07073; Mistral Small 3.1
     QWEN_VL = "qwen_vl"  # Wang et al. 2024, arXiv:2409.12191: pictures keep their shape
 
 
@@ -40,7 +41,9 @@ class ProcessorConfig(msgspec.Struct, frozen=True, kw_only=True):
     # Pixels of a tile that has the shape of its picture.
     least_pixels: int = 0
     most_pixels: int = 0
-    longest_edge: int = 0  # pixels to which a picture's longer side is scaled; 0: it is a tile
+    # Pixels to which a picture's longer side is scaled, or, of a tile that has the shape of its
+    # picture, the most of a side; 0: it is a tile, or the pixels above are the limit.
+    longest_edge: int = 0
     splits: bool = False  # a picture of more than one tile is cut, and scaled to one more, too
     resampling: Resampling
     patch: int  # pixels of a side of a patch
@@ -69,6 +72,8 @@ class ProcessorConfig(msgspec.Struct, frozen=True, kw_only=True):
         """Patches of the largest tile."""
         if self.tile:
             return self.grid[0] * self.grid[1]
+        if self.longest_edge:
+            return (-(-self.longest_edge // (self.patch * self.merge)) * self.merge) ** 2
         # Sides are whole numbers of these; a picture is 200 times as wide as it is high, at most.
         unit, least, most = self.patch * self.merge, self.least_pixels, self.most_pixels
         narrow = unit * isqrt(MOST_STRETCHED * most)
@@ -101,6 +106,7 @@ class VisionConfig(msgspec.Struct, frozen=True, kw_only=True):
     marker: str  # what a chat template writes for a picture; `expand` says what takes its place
     begin: str  # text before the rows of a tile
     end: str  # text behind the rows of the last one
+    between: str = ""  # text between the lines of rows of a tile
     both_ways: bool = False  # rows of a tile see those behind them in it, too
     whole: str = ""  # text behind `begin`, before the rows of the whole picture
     part: str = ""  # the same of a tile of it, with {row} and {column}, which count from 1

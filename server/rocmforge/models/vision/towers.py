@@ -36,6 +36,12 @@ _MARKERS: Final[Mapping[ProcessorKind, Mapping[str, str]]] = MappingProxyType(
             "begin": "\n\n<start_of_image>",
             "end": "<end_of_image>\n\n",
         },
+        ProcessorKind.PIXTRAL: {
+            "marker": "[IMG]",
+            "begin": "",
+            "between": "[IMG_BREAK]",
+            "end": "[IMG_END]",
+        },
         # Templates write what stands around it.
         ProcessorKind.QWEN_VL: {"marker": "<|image_pad|>", "begin": "", "end": ""},
     }
@@ -46,10 +52,13 @@ PLACEHOLDERS: Final[Mapping[ProcessorKind, tuple[str, ...]]] = MappingProxyType(
         ProcessorKind.IDEFICS3: ("<image>",),
         # Not in all vocabularies: nothing but rows has it.
         ProcessorKind.GEMMA3: ("<image_soft_token>", "<start_of_image>"),
+        ProcessorKind.PIXTRAL: ("[IMG]",),
         ProcessorKind.QWEN_VL: ("<|image_pad|>",),
     }
 )
 """The token that stands for a row, where a file does not say its id: the first that there is."""
+PIXTRAL_TOWERS: Final = frozenset({"pixtral", "pixtral-merging"})
+"""The architectures of Pixtral's towers."""
 
 
 def vision_config(processor: ProcessorConfig, placeholder: int) -> VisionConfig:
@@ -153,6 +162,66 @@ def qwen_tower_config(
             merged=processor.merge * processor.merge,
             embedding_size=embedding_size,
             places=processor.places,
+        ),
+    )
+
+
+def pixtral_config(
+    name: str,
+    processor: ProcessorConfig,
+    layers: tuple[LayerConfig, ...],
+    *,
+    hidden_size: int,
+    embedding_size: int,
+    norm_eps: float,
+    activation: ActivationFunction,
+    theta: float = 10000.0,
+) -> ModelConfig:
+    """Returns a tower of Pixtral or of Mistral 3; see `siglip_config`.
+
+    It has no table of positions: what stands for one has one place, of zeros.
+
+    Args:
+        name: For messages.
+        processor: Prepares images for it.
+        layers: Its layers.
+        hidden_size: Elements of its hidden states.
+        embedding_size: The hidden size of the model beside it.
+        norm_eps: Of its norms.
+        activation: Of its networks, which are gated.
+        theta: Of the rotation of queries and keys by rows and columns, whose frequencies alternate.
+    """
+    architecture = "pixtral-merging" if processor.merge > 1 else "pixtral"
+    family, head_dim = FAMILIES[architecture], layers[0].key_dim
+    return ModelConfig(
+        architecture=architecture,
+        name=name,
+        causal=family.causal,
+        hidden_size=hidden_size,
+        vocab_size=processor.places,
+        max_context=processor.most_patches,
+        layers=layers,
+        norm=family.norm,
+        norm_eps=norm_eps,
+        pre_norm=family.pre_norm,
+        rope=RopeConfig(
+            style=RopeStyle.NEOX,
+            rotary_dim=head_dim,
+            theta=theta,
+            scaling=None,
+            axes=axes_of_pairs((head_dim // 4, head_dim // 4), PositionAxes.SECTIONS),
+            axes_restart=True,
+            axes_shift=0.5,
+        ),
+        activation=activation,
+        pooling=PoolingType.NONE,
+        tower=TowerConfig(
+            patch_features=processor.patch_features,
+            merged=processor.merge * processor.merge,
+            embedding_size=embedding_size,
+            places=processor.places,
+            merges_first=processor.merge > 1,
+            inner_size=embedding_size,
         ),
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -12,14 +13,17 @@ from rocmforge.backend.protocol import RunnerInfo
 from rocmforge.engine.client import prompt_checks
 from rocmforge.engine.client.prompt_checks import check_prompt
 from rocmforge.engine.ipc.params import SamplingParams
-from rocmforge.engine.ipc.prompt import Prompt, embedding_span, token_prompt
+from rocmforge.engine.ipc.prompt import Prompt, embedding_span, image_span, token_prompt
 from rocmforge.errors import (
     ContextLengthExceeded,
     InvalidParameter,
     RequestError,
     UnsupportedFeature,
 )
+from rocmforge.models.vision.config import ProcessorKind
+from rocmforge.models.vision.image import ImageTile
 from tests.support.fake_backend import HIDDEN_SIZE, FakeConfig, make_runner
+from tests.support.pictures import ONE_TILE
 from tests.support.requests import asked
 from tests.support.spans import image, prompt_of
 
@@ -86,6 +90,21 @@ def test_what_cannot_be_computed_is_refused(
     with pytest.raises(kind, match=message) as caught:
         check(prompt)
     assert caught.value.param == "prompt"
+
+
+@pytest.mark.parametrize(
+    ("lines", "breaks", "fits"),
+    [(2, (3,), True), (1, (), True), (3, (3,), False), (1, (3,), False), (2, (), False)],
+)
+def test_an_image_has_as_many_lines_as_rows_of_squares(
+    lines: int, breaks: tuple[int, ...], fits: bool
+) -> None:
+    tile = ImageTile(patches=b"\1" * (24 * ONE_TILE.patch_features), grid=(4, 6), num_rows=6)
+    span = structs.replace(image_span(tile, 2), lines=lines, breaks=breaks)
+    takes = structs.replace(ONE_TILE, kind=ProcessorKind.PIXTRAL, tile=0, longest_edge=24)
+    runner = replace(RUNNER, images=takes)
+    with nullcontext() if fits else pytest.raises(InvalidParameter, match="lines, not"):
+        check(Prompt(spans=(span,)), runner)
 
 
 def test_rows_that_no_message_can_carry_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -137,6 +137,25 @@ def test_different_images_behind_one_text_have_different_answers() -> None:
     assert len(set(map(tuple, found))) == 3
 
 
+def test_lines_of_an_image_have_tokens_between_them() -> None:
+    lined = structs.replace(tile(1), lines=2, breaks=(3, 4))
+    prompt = Prompt(spans=(TokenSpan(ids=(5, 6)), lined, TokenSpan(ids=(7,))))
+    assert prompt.token_ids == (5, 6, 2, 2, 3, 4, 2, 2, 7)
+    rows = rows_of(lined.patches)
+    first, second = (embedding_span(part, PLACEHOLDER) for part in (rows[:2], rows[2:]))
+    spans = (prompt.spans[0], first, TokenSpan(ids=(3, 4)), second, prompt.spans[2])
+    shown = Shown(config=FakeConfig(block_size=4))
+    wanted = continuation(contents(Prompt(spans=spans)), 5)
+    for number, cached in enumerate((0, 8)):
+        found = shown.bench.run(request(number, prompt, SHORT))[number]
+        assert found.token_ids == wanted
+        assert found.last is not None
+        assert found.last.cached_tokens == cached
+    other = structs.replace(lined, breaks=(), lines=1)
+    assert shown.bench.run(request(2, Prompt(spans=(other,)), SHORT))[2].token_ids == expected(1)
+    assert shown.tower.steps == [1]
+
+
 def test_an_image_is_computed_once_however_often_it_is_shown() -> None:
     shown = Shown(config=FakeConfig(block_size=4))
     assert shown.answer(0, 1, [5], 1) == expected(1, [5], 1)
