@@ -41,6 +41,7 @@ from rocmforge_hip.load.supported import check_adapters, check_sinks, check_size
 from rocmforge_hip.ops.activations import StepLimits
 from rocmforge_hip.ops.geometry import Geometry, geometry_of
 from rocmforge_hip.ops.sharded import any_rank
+from rocmforge_hip.run.first_prompts import try_prompts
 from rocmforge_hip.run.graph_check import REPORTS, Agree, check_graphs
 from rocmforge_hip.run.pipeline import PIPELINE_DEPTH
 from rocmforge_hip.run.runner import HipRunner
@@ -124,6 +125,8 @@ def load_model(
             _choose_variants(runner, plan.limits, options, kept, agree, progress)
             if options.graphs == "auto":
                 _check_graphs(runner, plan.limits, agree, progress)
+            if is_measured(found.properties.target):
+                try_prompts(runner, plan.limits, agree, partial(progress, "trying prompts"))
         except BaseException:
             with suppress(EngineError):
                 runner.close()

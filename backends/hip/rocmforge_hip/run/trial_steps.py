@@ -68,7 +68,7 @@ class TrialSteps:
         self._shared = min(2, self._most)
         end = self._shared * self._block_size
         for first in range(0, end, limits.tokens):
-            runner.submit(self._prompt(first, min(first + limits.tokens, end)))
+            runner.submit(self.prompt(first, min(first + limits.tokens, end)))
             runner.collect()
 
     @property
@@ -78,6 +78,12 @@ class TrialSteps:
         if self._info.state_slots:
             room = min(room, self._info.state_slots)
         return tuple({min(size, room): None for size in graph_sizes(self._limits.sequences)})
+
+    @property
+    def longest_prompt(self) -> int:
+        """Tokens of the longest prompt that a step computes and there are blocks for."""
+        room = self._num_blocks * self._block_size
+        return min(self._limits.tokens, self._limits.context, room)
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -146,8 +152,10 @@ class TrialSteps:
         )
         return with_windows(trial, self._info)
 
-    def _prompt(self, first: int, end: int) -> StepInput:
+    def prompt(self, first: int, end: int, *, draws: bool = False) -> StepInput:
+        """Makes a step of a prompt's tokens from `first` to `end`; it may draw the next token."""
         tokens = np.arange(first, end, dtype=np.int32)
+        drawn = tokens[len(tokens) - draws :]
         trial = StepInput(
             step_id=0,
             token_ids=tokens % np.int32(self._info.vocab_size),
@@ -156,9 +164,9 @@ class TrialSteps:
             slot_mapping=tokens.astype(np.int64),
             query_start=np.array([0, len(tokens)], np.int32),
             context_len=np.array([end], np.int32),
-            block_table=np.arange(self._shared, dtype=np.int32)[None],
-            logit_rows=np.zeros(0, np.int32),
-            sampling=self._sampling("greedy", tokens[:0], 0, np.random.default_rng(0)),
+            block_table=np.arange(-(-end // self._block_size), dtype=np.int32)[None],
+            logit_rows=drawn - first,
+            sampling=self._sampling("greedy", drawn, 0, np.random.default_rng(0)),
             state_reads=self._states(np.zeros(1, int)),
             state_writes=self._states(np.where(tokens == end - 1, 0, NO_SLOT)),
         )
