@@ -119,7 +119,7 @@ def test_what_it_guesses_is_what_a_model_of_its_layer_makes_of_its_inputs(
         oracle = replace(
             make_step(guess, [whole], 16),
             embedding_tokens=np.arange(len(known), dtype=np.int32),
-            embedding_rows=inputs(),
+            embedding_rows=(inputs(),),
         )
         alone.submit(oracle)
         expected = alone.collect().logprobs

@@ -409,11 +409,12 @@ class FakeRunner:
         self._require(not others.any(), "a state slot is read by one and written by another")
 
     def _check_embeddings(self, step: StepInput) -> None:
-        tokens, rows = step.embedding_tokens, step.embedding_rows
+        tokens, pieces = step.embedding_tokens, step.embedding_rows
         self._require(bool((np.diff(tokens) > 0).all()), "embedded tokens ascend")
         self._require(bool((tokens < step.num_tokens).all()), "embedded tokens of the step")
-        width = self.info.embedding_size if len(tokens) else 0
-        self._require(rows.shape == (len(tokens), width), "rows of embeddings")
+        self._require(sum(map(len, pieces)) == len(tokens), "a row for each embedded token")
+        width = self.info.embedding_size
+        self._require(all(rows.shape[1] == width for rows in pieces), "rows of embeddings")
         self._require(bool((step.token_source[tokens] == NO_SOURCE).all()), "embedding and token")
         placeholders = step.token_ids[tokens]
         known = (placeholders >= 0) & (placeholders < self.info.vocab_size)
@@ -425,7 +426,8 @@ class FakeRunner:
         # After a NaN the source is -1: any token will do, the engine drops what comes of it.
         token_ids[~known] = np.maximum(self._previous[step.token_source[~known]], 0)
         self._require(bool(((token_ids >= 0) & (token_ids < _NO_TOKEN)).all()), "token ids")
-        token_ids[step.embedding_tokens] = _numbers_of(step.embedding_rows)
+        for tokens, pieces in step.embedded:
+            token_ids[tokens] = _numbers_of(pieces)
         adapters = np.repeat(self._adapters_of(step), np.diff(step.query_start))
         for group, written in enumerate((step.slot_mapping, *step.window_slots)):
             self._tokens[written] = token_ids

@@ -96,8 +96,8 @@ class ReferenceOps:
             x = x + types.values[0]
         if norm is not None:
             x = self.norm(x, norm, None)
-        if len(step.input.embedding_tokens):
-            x[step.input.embedding_tokens] = step.input.embedding_rows[:, : x.shape[1]]
+        for places, rows in step.input.embedded:
+            x[places] = rows[:, : x.shape[1]]
         return x
 
     def embed_between(self, step: Step, table: Weight) -> Float32Array:
@@ -107,9 +107,10 @@ class ReferenceOps:
 
     def add_embeddings(self, step: Step, x: Float32Array, part: int) -> Float32Array:
         width = x.shape[1]
-        own = step.input.embedding_rows[:, part * width : (part + 1) * width]
-        if own.shape[1]:
-            x[step.input.embedding_tokens] += own
+        for places, rows in step.input.embedded:
+            own = rows[:, part * width : (part + 1) * width]
+            if own.shape[1]:
+                x[places] += own
         return x
 
     def norm(

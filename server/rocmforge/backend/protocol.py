@@ -12,7 +12,7 @@ size, K top_logprobs asked for, E tokens whose embeddings are given, D elements 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, runtime_checkable
 
@@ -172,9 +172,9 @@ class StepInput:
     # vocabulary. Only for backends with `RunnerInfo.embedding_size`, which is D. Behind a row there
     # may be others, which are added to the hidden state behind the first layers, one for each.
     embedding_tokens: Int32Array = field(default_factory=lambda: np.zeros(0, np.int32))  # [E]
-    embedding_rows: Float32Array = field(  # [E, parts * D]; [0, 0] if E is 0
-        default_factory=lambda: np.zeros((0, 0), np.float32)
-    )
+    # They are in pieces, so that nobody copies rows of images to put them together: the pieces
+    # below each other are those of all tokens. Where one has fewer parts, the others are zeros.
+    embedding_rows: tuple[Float32Array, ...] = ()  # [e, parts * D] each
     # Position behind the last token that each token sees, where some see others behind them: rows
     # of an image, whose whole span is in the cache once the step has run. Empty: each sees itself
     # and what is before it. Windows begin where they do otherwise.
@@ -225,6 +225,14 @@ class StepInput:
     def num_sequences(self) -> int:
         """Sequences, B."""
         return len(self.context_len)
+
+    @property
+    def embedded(self) -> Iterator[tuple[Int32Array, Float32Array]]:
+        """Yields the tokens of each piece of `embedding_rows`, [e], and the piece."""
+        start = 0
+        for rows in self.embedding_rows:
+            yield self.embedding_tokens[start : start + len(rows)], rows
+            start += len(rows)
 
     @property
     def token_adapters(self) -> Int32Array:

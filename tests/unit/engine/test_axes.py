@@ -18,7 +18,7 @@ from tests.unit.engine.helpers import request
 def image(rows: int, columns: int) -> EmbeddingSpan:
     count = rows * columns
     return EmbeddingSpan(
-        rows=bytes(16 * count),
+        rows=memoryview(bytes(16 * count)),
         num_rows=count,
         identity=b"i",
         placeholder=2,
@@ -60,7 +60,7 @@ def test_a_chunk_may_begin_anywhere(cut: int) -> None:
 
 
 def test_rows_without_a_grid_have_positions_as_text_has() -> None:
-    span = EmbeddingSpan(rows=bytes(32), num_rows=2, identity=b"i", placeholder=2)
+    span = EmbeddingSpan(rows=memoryview(bytes(32)), num_rows=2, identity=b"i", placeholder=2)
     assert axis_positions(Prompt(spans=(text(1), span))) is None
 
 

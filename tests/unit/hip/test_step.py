@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import tracemalloc
+from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,6 +16,7 @@ from rocmforge_hip.device.memory import DeviceArray
 from rocmforge_hip.device.records import named_leaves
 from rocmforge_hip.ops.step import ListSizes, SamplingNeeds, StepLayout, StepShape
 from rocmforge_hip.ops.step_output import OutputLayout
+from rocmforge_hip.run.embeddings import RowStaging
 from rocmforge_hip.run.runner import exact_shape
 from tests.backend.driving import Chunk, Want, make_sampling, make_step
 
@@ -158,3 +162,53 @@ def test_sums_of_hidden_states_end_where_the_tokens_begin() -> None:
     assert hidden.tolist() == [[0, 1, 2, 3], [4, 5, 6, 7]]
     assert layout.read(buffer, 3)[0].tolist() == [5, 6, 7]
     assert without.read_hidden(buffer) is None
+
+
+def test_rows_of_embeddings_are_put_together_in_one_copy() -> None:
+    """A tower makes those for the beginning first, then those for each inner layer."""
+    layout = OutputLayout(rows=0, logprobs=False, num_top=0, sums=2, hidden_size=6, parts=3)
+    buffer = np.arange(12, dtype=np.float32).view(np.uint8)
+    hidden = layout.read_hidden(buffer)
+    assert hidden is not None
+    assert hidden.tolist() == [[0, 1, 4, 5, 8, 9], [2, 3, 6, 7, 10, 11]]
+    size = 1 << 20
+    layout = OutputLayout(rows=0, logprobs=False, num_top=0, sums=64, hidden_size=4096, parts=4)
+    buffer = np.zeros(size, np.uint8)
+    assert peak_bytes(lambda: layout.read_hidden(buffer)) < 1.1 * size
+
+
+def peak_bytes(call: Callable[[], object]) -> int:
+    """What a call takes of the host's memory at most; arrays are counted."""
+    tracemalloc.start()
+    try:
+        call()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_pieces_of_rows_are_staged_part_by_part_without_being_put_together() -> None:
+    device: Any = SimpleNamespace(
+        memory=SimpleNamespace(
+            pinned=lambda size, what: SimpleNamespace(
+                bytes=np.full(size, 0xFF, np.uint8), address=0
+            )
+        ),
+        driver=None,
+        stream=0,
+    )
+    lane: Any = object()
+    staging = RowStaging(device, most_rows=4, features=2, parts=3)
+    whole = np.arange(12, dtype=np.float32).reshape(2, 6)
+    plain = np.array([[20, 21]], np.float32)
+    staged = staging.stage([whole, plain], np.array([3, 4, 7], np.int32), lane)
+    assert staged is not None
+    assert staged.parts == 3
+    waiting = staging._buffers[lane].bytes[: 4 * 3 * 3 * 2].view(np.float32).reshape(3, 3, 2)
+    assert waiting[:, :2].tolist() == whole.reshape(2, 3, 2).swapaxes(0, 1).tolist()
+    assert waiting[:, 2].tolist() == [[20, 21], [0, 0], [0, 0]]
+    rows = np.zeros((1024, 2), np.float32)
+    staging = RowStaging(device, most_rows=1024, features=2)
+    staging.stage([rows], np.arange(1024, dtype=np.int32), lane)  # takes the pinned memory
+    again = peak_bytes(lambda: staging.stage([rows], np.arange(1024, dtype=np.int32), lane))
+    assert again < rows.nbytes

@@ -48,12 +48,14 @@ class OutputLayout:
         return self.sums_nbytes + self._offsets[3]
 
     def read_hidden(self, buffer: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32] | None:
-        """Returns a copy of the sums, [sums, hidden_size]; None if there are none."""
+        """Returns the sums, [sums, hidden_size], copied once; None if there are none."""
         if not self.sums:
             return None
         sums = buffer[: self.sums_nbytes].view(np.float32)
         by_part = sums.reshape(self.parts, self.sums, self.hidden_size // self.parts)
-        return by_part.swapaxes(0, 1).reshape(self.sums, self.hidden_size).copy()
+        found = np.empty((self.sums, self.parts, by_part.shape[2]), np.float32)
+        found[:] = by_part.swapaxes(0, 1)
+        return found.reshape(self.sums, self.hidden_size)
 
     def arrays(self, base: int) -> tuple[DeviceArray, DeviceArray, DeviceArray]:
         """Returns log-probabilities of the tokens, ids of the top_logprobs, and those.

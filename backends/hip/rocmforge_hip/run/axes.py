@@ -63,7 +63,7 @@ class AxisRows:
         made = self._rotation.rows(np.pad(positions[own], ((0, 0), (0, max(asked, 0)))))
         staging = (self._cos, made.cos, self._table.cos), (self._sin, made.sin, self._table.sin)
         for waiting, values, target in staging:
-            staged = waiting.stage(values, places, lane)
+            staged = waiting.stage((values,), places, lane)
             if staged is not None:
                 staged.copy_to(target)
         return rows

@@ -7,6 +7,9 @@ device's memory.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
@@ -42,11 +45,14 @@ class RowStaging:
         self._dtype = np.dtype(dtype)
         self._buffers: dict[Lane, PinnedBuffer] = {}
 
-    def stage(self, rows: Float32Array, tokens: Int32Array, lane: Lane) -> StagedRows | None:
+    def stage(
+        self, pieces: Sequence[Float32Array], tokens: Int32Array, lane: Lane
+    ) -> StagedRows | None:
         """Takes the rows of a step that is not larger than the largest; None if it has none.
 
         Args:
-            rows: [E, parts * features], or less than one part, behind which there are zeros then.
+            pieces: All rows, [e, parts * features] each, or less than one part. What a piece lacks
+                are zeros.
             tokens: [E], of the step, in ascending order.
             lane: Of the step.
 
@@ -57,10 +63,8 @@ class RowStaging:
         if not count:
             return None
         most_rows, features = self._shape
-        own = rows.shape[1]
-        parts = max(1, own // features)
-        assert len(rows) == count, "a row for each token"
-        assert own == parts * features or own < features, "rows of another model"
+        parts = max(1, *(rows.shape[1] // features for rows in pieces))
+        assert sum(map(len, pieces)) == count, "a row for each token"
         assert parts <= self._most_parts, "rows of another model"
         size = self._dtype.itemsize
         if lane not in self._buffers:
@@ -68,10 +72,21 @@ class RowStaging:
             self._buffers[lane] = self._device.memory.pinned(most, "embeddings of a step")
         buffer = self._buffers[lane]
         staged = buffer.bytes[: parts * count * features * size].view(self._dtype)
-        by_part = staged.reshape(parts, count, features)
-        if own < features:
-            by_part[0, :, :own], by_part[0, :, own:] = rows, 0
-        else:
-            by_part[:] = rows.reshape(count, parts, features).swapaxes(0, 1)
+        start, by_part = 0, staged.reshape(parts, count, features)
+        for rows in pieces:
+            _fill(by_part[:, start : start + len(rows)], rows)
+            start += len(rows)
         driver, stream = self._device.driver, self._device.stream
         return StagedRows(driver, stream, buffer.address, tokens, parts)
+
+
+def _fill(by_part: npt.NDArray[Any], rows: Float32Array) -> None:
+    """Copies rows, [e, own], to where each part of theirs waits: [parts, e, features]."""
+    features, own = by_part.shape[2], rows.shape[1]
+    whole, rest = divmod(own, features)
+    assert not (whole and rest), "rows of another model"
+    if rest:
+        by_part[0, :, :own], by_part[0, :, own:] = rows, 0
+    else:
+        by_part[:whole] = rows.reshape(len(rows), whole, features).swapaxes(0, 1)
+    by_part[max(whole, 1) :] = 0

@@ -327,7 +327,7 @@ class HipRunner:
             variant = replace(variant, fuses_attention=False)
         embeddings = self._rows.stage(step.embedding_rows, step.embedding_tokens, lane)
         places = np.arange(len(step.patches), dtype=np.int32)
-        patches = self._patches.stage(step.patches, places, lane)
+        patches = self._patches.stage((step.patches,), places, lane)
         on_device = DeviceStep(shape, arrays, needs, variant, step, embeddings, patches)
         if self._experts is not None:
             self._experts.begin(shape.tokens, step.num_tokens)

@@ -34,7 +34,7 @@ class EmbeddingSpan(Message, frozen=True, tag=1):
 
     # float32 in native order, [num_rows, hidden_size], or [num_rows, parts, hidden_size] for models
     # that take some behind their first layers, too.
-    rows: bytes
+    rows: memoryview  # of bytes; nobody changes them
     num_rows: int  # at least one
     # Says which rows these are: spans with one identity have the same rows. The prefix cache takes
     # its word for it.
@@ -174,7 +174,7 @@ def embedding_span(rows: Float32Array, placeholder: int, identity: bytes = b"") 
         )
     data = values.tobytes()
     return EmbeddingSpan(
-        rows=data,
+        rows=memoryview(data),
         num_rows=len(values),
         identity=identity or blake2b(data, digest_size=16).digest(),
         placeholder=placeholder,

@@ -156,8 +156,10 @@ def _states(chunks: list[Chunk], query_start: Int32Array) -> tuple[Int32Array, I
     return np.array([chunk.state_read for chunk in chunks], np.int32), writes
 
 
-def _embeddings(chunks: list[Chunk], query_start: Int32Array) -> tuple[Int32Array, Float32Array]:
-    """Returns the tokens of the step that have rows of embeddings, [E], and those rows, [E, D]."""
+def _embeddings(
+    chunks: list[Chunk], query_start: Int32Array
+) -> tuple[Int32Array, tuple[Float32Array, ...]]:
+    """Returns the tokens of the step that have rows of embeddings, [E], and those in pieces."""
     tokens: list[Int32Array] = []
     rows: list[Float32Array] = []
     has_any = any([chunk.sequence.embeddings is not None for chunk in chunks])
@@ -168,21 +170,8 @@ def _embeddings(chunks: list[Chunk], query_start: Int32Array) -> tuple[Int32Arra
             tokens.append(positions + np.int32(offset - chunk.start))
             rows += pieces
     if not rows:
-        return np.zeros(0, np.int32), np.zeros((0, 0), np.float32)
-    return np.concatenate(tokens), _with_one_width(rows)
-
-
-def _with_one_width(pieces: list[Float32Array]) -> Float32Array:
-    """Returns rows below each other; those that lack parts which others have end with zeros."""
-    width = max([piece.shape[1] for piece in pieces])
-    return np.concatenate(
-        [
-            piece
-            if piece.shape[1] == width
-            else np.pad(piece, ((0, 0), (0, width - piece.shape[1])))
-            for piece in pieces
-        ]
-    )
+        return np.zeros(0, np.int32), ()
+    return np.concatenate(tokens), tuple(rows)
 
 
 def _axis_positions(chunks: list[Chunk], positions: Int32Array) -> Int32Array:

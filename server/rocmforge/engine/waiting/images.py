@@ -27,7 +27,7 @@ from rocmforge.models.vision.image import (
 KEPT_BYTES: Final = 256 << 20
 """Of rows that are kept for the next request that shows the same image."""
 
-Rows = dict[bytes, bytes | None]
+Rows = dict[bytes, Float32Array | None]
 """Of the tiles of a request, by identity; None while the tower has not made them."""
 
 
@@ -57,7 +57,9 @@ class WaitingImages(HeldRequests[Rows]):
         self._processor = processor
         self._totals = totals
         self._most = kept_bytes
-        self._kept: OrderedDict[bytes, bytes] = OrderedDict()  # by identity, the last used last
+        self._kept: OrderedDict[bytes, Float32Array] = (
+            OrderedDict()
+        )  # by identity, the last used last
         self._size = 0  # bytes of all of them
         self._running: ImageSpan | None = None
         self._next_step_id = 0
@@ -92,7 +94,7 @@ class WaitingImages(HeldRequests[Rows]):
         ready = [
             structs.replace(request, prompt=self._with_rows(request.prompt, rows))
             for request, rows in self._held.values()
-            if None not in rows.values()
+            if all(each is not None for each in rows.values())
         ]
         for request in ready:
             del self._held[request.request_id]
@@ -115,13 +117,12 @@ class WaitingImages(HeldRequests[Rows]):
             [(number, rows) for number, (_, rows) in self._held.items() if span.identity in rows],
         )
         assert found is not None, "a tower gives rows of embeddings"
-        if not np.isfinite(found).all():
+        if not _is_finite(found):
             message = "The model computed NaN or infinity of an image of this request."
             return [self._end(number, FinishReason.ERROR, now_ns, message) for number, _ in asking]
-        data = found.tobytes()
         for _, rows in asking:
-            rows[span.identity] = data
-        self._keep(span.identity, data)
+            rows[span.identity] = found
+        self._keep(span.identity, found)
         return []
 
     def _with_rows(self, prompt: Prompt, rows: Rows) -> Prompt:
@@ -129,8 +130,9 @@ class WaitingImages(HeldRequests[Rows]):
         processor = self._processor
 
         def made(span: ImageSpan) -> Iterator[TokenSpan | EmbeddingSpan]:
-            data, merge = rows[span.identity], processor.merge
-            assert data is not None, "the request waits for it"
+            found, merge = rows[span.identity], processor.merge
+            assert found is not None, "the request waits for it"
+            data = found.reshape(-1).view(np.uint8).data
             whole = EmbeddingSpan(
                 rows=data,
                 num_rows=span.num_rows,
@@ -157,16 +159,23 @@ class WaitingImages(HeldRequests[Rows]):
         )
         return Prompt(spans=tuple(chain.from_iterable(spans)))
 
-    def _find(self, identity: bytes) -> bytes | None:
+    def _find(self, identity: bytes) -> Float32Array | None:
         if identity in self._kept:
             self._kept.move_to_end(identity)
         return self._kept.get(identity)
 
-    def _keep(self, identity: bytes, data: bytes) -> None:
-        self._kept[identity] = data
-        self._size += len(data)
+    def _keep(self, identity: bytes, rows: Float32Array) -> None:
+        self._kept[identity] = rows
+        self._size += rows.nbytes
         while self._size > self._most:
-            self._size -= len(self._kept.popitem(last=False)[1])
+            self._size -= self._kept.popitem(last=False)[1].nbytes
+
+
+def _is_finite(rows: Float32Array) -> bool:
+    """Returns whether no number is NaN or infinity, without an array of answers as a rule."""
+    flat = rows.reshape(-1)
+    with np.errstate(all="ignore"):  # a sum may overflow where no number is infinite
+        return bool(np.isfinite(np.dot(flat, flat))) or bool(np.isfinite(flat).all())
 
 
 def image_step(step_id: int, span: ImageSpan, processor: ProcessorConfig) -> StepInput:

@@ -76,7 +76,9 @@ def normalised(patches: bytes, config: ProcessorConfig) -> npt.NDArray[np.float3
     """
     values = np.frombuffer(patches, np.uint8).reshape(-1, 3, config.patch * config.patch)
     mean, std = (np.array(each, np.float32)[:, None] for each in (config.mean, config.std))
-    scaled = (values * np.float32(config.rescale) - mean) / std
+    scaled = values * np.float32(config.rescale)
+    scaled -= mean
+    scaled /= std
     return scaled.reshape(len(values), config.patch_features)
 
 

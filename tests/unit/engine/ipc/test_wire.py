@@ -118,7 +118,7 @@ def test_garbage_is_refused_or_waits_for_more(data: bytes) -> None:
 def test_the_rows_of_many_images_fit_into_a_message() -> None:
     span = image(1, 1)
     rows = bytes(64 << 20)
-    large = structs.replace(span, rows=rows, num_rows=len(rows) // len(span.rows))
+    large = structs.replace(span, rows=memoryview(rows), num_rows=len(rows) // len(span.rows))
     data = encode(request(1, prompt_of([1], large), SamplingParams(max_tokens=4)))
     reader: FrameReader[Command] = FrameReader(Command)
     pieces = (data[start : start + (1 << 20)] for start in range(0, len(data), 1 << 20))

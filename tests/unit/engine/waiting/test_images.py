@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from rocmforge.backend.protocol import RunnerInfo, StepInput, StepOutput
+from rocmforge.backend.protocol import Float32Array, RunnerInfo, StepInput, StepOutput
 from rocmforge.engine.ipc.messages import Cancel
 from rocmforge.engine.ipc.params import FinishReason, GenerateRequest, SamplingParams
 from rocmforge.engine.ipc.prompt import ImageSpan, Prompt, TokenSpan, embedding_span, image_span
@@ -54,6 +54,7 @@ class FakeTower:
 
     def __init__(self) -> None:
         self.steps: list[int] = []  # the number of each tile
+        self.made: list[Float32Array] = []  # the rows of each
         self._running: StepInput | None = None
 
     @property
@@ -74,6 +75,7 @@ class FakeTower:
         hidden = rows_of(bytes([number]) * step.patches.size)
         if number == NAN_IMAGE:
             hidden[1, 0] = np.nan
+        self.made.append(hidden)
         return StepOutput(
             step_id=step.step_id,
             token_ids=np.zeros(0, np.int32),
@@ -165,6 +167,24 @@ def test_an_image_is_computed_once_however_often_it_is_shown() -> None:
     assert shown.tower.steps == [1, 2]
     totals = shown.bench.stats.totals
     assert (totals.image_tiles, totals.images_found, totals.tower_ns) == (2, 2, 2000)
+
+
+def test_rows_of_a_tower_reach_the_model_without_a_copy() -> None:
+    shown = Shown(config=FakeConfig(block_size=4))
+    steps: list[StepInput] = []
+    submit = shown.bench.runner.submit
+
+    def watch(step: StepInput) -> None:
+        steps.append(step)
+        submit(step)
+
+    shown.bench.runner.submit = watch  # type: ignore[method-assign]
+    for number in range(2):  # the second one finds them among those that are kept
+        shown.answer(number, [number], 1, [5], 2)
+    pieces = [piece for step in steps for piece in step.embedding_rows]
+    assert sum(map(len, pieces)) == 4 * PROCESSOR.tile_rows
+    for piece in pieces:
+        assert any(np.shares_memory(piece, rows) for rows in shown.tower.made)
 
 
 def test_an_image_in_the_prefix_cache_is_found_there() -> None:
