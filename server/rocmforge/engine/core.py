@@ -91,12 +91,13 @@ class EngineCore:
         elif runner.info.predicts:
             ids, extend = self._take_step_id, self._scheduler.extend_for_drafts
             drafter = PredictorDrafts(runner, limits, clock, totals, ids, extend)
-        self._speculation = Speculation(drafter, self._scheduler.room_for_drafts)
+        self._speculation = Speculation(drafter, clock, self._scheduler.room_for_drafts)
         self._block_size = runner.info.block_size
         self._depth = runner.info.pipeline_depth
         self._in_flight: deque[list[Chunk]] = deque()
         self._next_step_id = 0
         self._first_step_id = 0  # since there was nothing to do
+        self._alone_step_id = 0  # the last that began with none in flight where one could be
 
     @property
     def max_context(self) -> int:
@@ -129,6 +130,8 @@ class EngineCore:
             step_id = self._take_step_id()
             step = build_step(step_id, chunks, self._block_size, masks_later=masks_later)
             self._runner.submit(step)
+            if not self._in_flight and (self._depth > 1 or step_id == self._first_step_id):
+                self._alone_step_id = step_id
             self._in_flight.append(chunks)
         if not self._in_flight and self._scheduler.is_fetching:
             time.sleep(_FETCH_WAIT_S)
@@ -174,7 +177,7 @@ class EngineCore:
         """Finishes the oldest step in flight."""
         output, done = self._runner.collect(), self._in_flight.popleft()
         events = self._scheduler.commit(done, output, self._clock())
-        self._speculation.observe(done, output)
+        self._speculation.observe(done, output, is_alone=output.step_id == self._alone_step_id)
         if output.cost is not None:
             is_first = output.step_id == self._first_step_id
             self._totals.count_cost(output.cost, after_rest=is_first)

@@ -6,10 +6,14 @@ rate r, k of them bring 1 + r + ... + r^k tokens in one step. That step takes as
 many tokens took lately, and the draft model takes one step for each draft token. The k is chosen
 that gives the most tokens per time of all running sequences. It is 0 where checking costs more than
 it saves: when many sequences run, their tokens fill the device already.
+
+What counts is the time from one result to the next. A step that checks begins when the host has
+seen the one before it, while the device waits; others are two in flight, and it does not wait.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import log
 from typing import Final
@@ -44,12 +48,17 @@ class Speculation:
 
     Args:
         drafter: the draft model or the predictor; None = there is only prompt lookup.
+        clock: monotonic nanoseconds.
         room: draft tokens that a step can check; None = as many as there are.
     """
 
-    def __init__(self, drafter: Drafter | None, room: int | None = None) -> None:
+    def __init__(
+        self, drafter: Drafter | None, clock: Callable[[], int], room: int | None = None
+    ) -> None:
         self._drafter = drafter
+        self._clock = clock
         self._room = room
+        self._began_ns = 0  # when the result before the next one came, and later by all drafting
         # Of steps that read no prompts, by number of tokens. Without draft tokens a step may take
         # another way through the backend (a captured graph): these are no points of one line.
         self._plain = StepTimes()
@@ -82,8 +91,10 @@ class Speculation:
         if asked:
             assert self._drafter is not None, "it has made an offer"
             wanted = [(offer.sequence, min(offer.limit, length)) for offer in asked]
+            started_ns = self._clock()
             for offer, tokens in zip(asked, self._drafter.draft(wanted), strict=True):
                 offer.drafting.tokens = tokens
+            self._began_ns += self._clock() - started_ns
 
     def needs_rest(self, running: list[Sequence]) -> bool:
         """Returns whether `draft` may ask the runner itself, which must have nothing in flight."""
@@ -97,15 +108,24 @@ class Speculation:
             for seq in running
         )
 
-    def observe(self, chunks: list[Chunk], output: StepOutput) -> None:
-        """Learns from the time of a step, if a sequence of it can have draft tokens."""
+    def observe(self, chunks: list[Chunk], output: StepOutput, *, is_alone: bool) -> None:
+        """Learns from the time of a step, if a sequence of it can have draft tokens.
+
+        Args:
+            chunks: of the step.
+            output: which has come just now.
+            is_alone: whether it began later than steps do that follow each other.
+        """
+        now_ns = self._clock()
+        since_ns, self._began_ns = now_ns - self._began_ns, now_ns
         if not any(chunk.sequence.drafting for chunk in chunks):
             return
         if all(chunk.num_tokens == 1 + chunk.num_draft_tokens for chunk in chunks):
-            times = (
-                self._checking if any(chunk.num_draft_tokens for chunk in chunks) else self._plain
-            )
-            times.take(sum([chunk.num_tokens for chunk in chunks]), output.device_ns)
+            checks = any(chunk.num_draft_tokens for chunk in chunks)
+            follows = checks or not is_alone
+            took_ns = max(output.device_ns, since_ns) if follows else output.device_ns
+            times = self._checking if checks else self._plain
+            times.take(sum([chunk.num_tokens for chunk in chunks]), took_ns)
 
     def release_ended(self) -> None:
         """Frees blocks of the draft model held for sequences that do not run any more."""
