@@ -10,6 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from rocmforge.gguf.reader import open_gguf
+from tests.data.models.tiny_pixtral import MISTRAL3, PIXTRAL
 from tests.data.models.tiny_towers import GEMMA3, QWEN3_VL, SMOLVLM, TinyTower, write_tower_files
 from tests.support.gguf_writer import write_gguf
 
@@ -35,7 +36,7 @@ def _with_sections(model: TinyTower, sections: list[int]) -> TinyTower:
 
 # llama.cpp leaves pairs alone that are of an axis without a share at their place; Transformers
 # rotates them by the first axis. Qwen3-VL has two of 64, whose angles are small.
-MODELS: Final = (SMOLVLM, GEMMA3, _with_sections(QWEN3_VL, [11, 11, 10]))
+MODELS: Final = (SMOLVLM, GEMMA3, _with_sections(QWEN3_VL, [11, 11, 10]), MISTRAL3, PIXTRAL)
 
 
 def write_for_llama_cpp(model: TinyTower, folder: Path) -> Path:

@@ -27,7 +27,8 @@ from tests.data.models.llama_cpp_towers import (
     write_for_llama_cpp,
 )
 from tests.data.models.make_llama_cpp_goldens import context_parameters, decode
-from tests.data.models.tiny_towers import PARTS, TinyTower, pixels
+from tests.data.models.tiny_pixtral import BREAK
+from tests.data.models.tiny_towers import PARTS, TinyTower, hf_weights, pixels
 
 # Not among the tools of this project, so type checking must not need them.
 llama_cpp = import_module("llama_cpp")
@@ -70,7 +71,7 @@ def computed(model: TinyTower, network: Any, context: Any, tower: Any) -> dict[s
     position, rows, last = 0, [], np.zeros(0)
     for part in PARTS:
         if isinstance(part, int):
-            found, position = show(pixels(model, part), context, tower, width, position)
+            found, position = show(model, part, context, tower, width, position)
             rows.append([rounded(found[row]) for row in ROWS])
             continue
         last = decode(context, list(part), position, vocab_size)[-1]
@@ -90,12 +91,13 @@ def computed(model: TinyTower, network: Any, context: Any, tower: Any) -> dict[s
 
 
 def show(
-    picture: npt.NDArray[np.uint8], context: Any, tower: Any, width: int, position: int
+    model: TinyTower, tile: int, context: Any, tower: Any, width: int, position: int
 ) -> tuple[npt.NDArray[np.float32], int]:
-    """Puts a picture behind what the context holds; returns its rows and the next position.
+    """Puts a tile behind what the context holds; returns its rows and the next position.
 
     Where llama.cpp makes several tiles of it, the first is taken: the whole picture.
     """
+    picture = pixels(model, tile)
     height, across = picture.shape[:2]
     data = np.ascontiguousarray(picture).ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
     bitmap = mtmd.mtmd_bitmap_init(across, height, data)
@@ -109,13 +111,27 @@ def show(
     assert mtmd.mtmd_encode_chunk(tower, chunk) == 0
     count = mtmd.mtmd_input_chunk_get_n_tokens(chunk)
     rows = np.ctypeslib.as_array(mtmd.mtmd_get_output_embd(tower), (count, width)).copy()
+    ends = line_ends(model, across, count)
+    if len(ends):  # zero times what was in memory before, which may be no number
+        rows[ends] = hf_weights(model)["model.language_model.embed_tokens.weight"][BREAK]
     end = ctypes.c_int32()
-    assert not mtmd.mtmd_helper_eval_chunk_single(
-        tower, context, chunk, position, 0, 128, False, ctypes.byref(end)
+    address = rows.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
+    nothing = mtmd.mtmd_helper_post_decode_callback()
+    assert not mtmd.mtmd_helper_decode_image_chunk(
+        tower, context, chunk, address, position, 0, 128, ctypes.byref(end), nothing, None
     )
     mtmd.mtmd_input_chunks_free(chunks)
     mtmd.mtmd_bitmap_free(bitmap)
-    return rows, end.value
+    return np.delete(rows, ends, axis=0), end.value
+
+
+def line_ends(model: TinyTower, across: int, count: int) -> npt.NDArray[np.int64]:
+    """The rows behind each line but the last, which in Pixtral's tower are a token's embedding."""
+    if not model.line_ends:
+        return np.arange(0)
+    vision = model.config["vision_config"]
+    columns = across // (vision["patch_size"] * model.config.get("spatial_merge_size", 1))
+    return np.arange(columns, count, columns + 1)
 
 
 def rounded(values: npt.NDArray[np.float32]) -> list[float]:
