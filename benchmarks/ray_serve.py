@@ -1,7 +1,9 @@
-"""What routing by prefix gives, and whether scaling loses requests: a Ray cluster on this machine.
+"""What routing by prefix gives, and whether change loses requests: a Ray cluster on this machine.
 
     python -m benchmarks.ray_serve prefixes
     python -m benchmarks.ray_serve scaling
+    python -m benchmarks.ray_serve failing
+    python -m benchmarks.ray_serve updating
 
 `prefixes`: conversations take turns, each with a long beginning of its own. Two replicas have room
 for seven of the twelve beginnings each. Once the router is ours, once it is Ray Serve's
@@ -9,12 +11,18 @@ default, by load alone.
 
 `scaling`: streams come and go; Ray Serve makes three replicas of one, and one of three.
 
+`failing`: one of two replicas is killed while 32 streams run or wait, each asked once.
+
+`updating`: a change of a setting replaces both replicas while eight streams follow each other.
+
 A tiny model on the reference backend: what is measured is where requests go, not how fast they are.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
+import signal
 import tempfile
 import threading
 import time
@@ -43,8 +51,14 @@ BLOCK: Final = 16
 def main() -> None:
     """Measures what the command line names."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.ray_serve")
-    parser.add_argument("what", choices=("prefixes", "scaling"))
-    what = parser.parse_args().what
+    what = {
+        "prefixes": _prefixes,
+        "scaling": _scaling,
+        "failing": _failing,
+        "updating": _updating,
+    }
+    parser.add_argument("what", choices=what)
+    measure = what[parser.parse_args().what]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         args = {
@@ -54,7 +68,7 @@ def main() -> None:
             "max_sequences": 8,
         }
         with ray_cluster(folder) as cluster:
-            (_prefixes if what == "prefixes" else _scaling)(cluster, args)
+            measure(cluster, args)
 
 
 # --- prefixes ---
@@ -116,6 +130,7 @@ class Load:
 
     url: str
     wanted: int = 1  # at once
+    begun: Counter[int] = field(default_factory=Counter)  # streams by number
     ended: Counter[str] = field(default_factory=Counter)
     over: threading.Event = field(default_factory=threading.Event)
 
@@ -126,11 +141,12 @@ class Load:
                 self.over.wait(0.1)
                 continue
             try:
-                self.ended[self._follow(number)] += 1
+                self.ended[self.follow(number)] += 1
             except httpx.HTTPError as error:
                 self.ended[type(error).__name__] += 1
 
-    def _follow(self, number: int) -> str:
+    def follow(self, number: int) -> str:
+        """Asks once; returns how it ended."""
         body = {"model": NAME, "prompt": f"{number} is", "max_tokens": 100, "stream": True}
         with httpx.stream(
             "POST",
@@ -139,10 +155,15 @@ class Load:
             timeout=120,
             verify=False,
         ) as response:
-            lines = [line for line in response.iter_lines() if line]
+            lines: list[str] = []
+            for line in filter(None, response.iter_lines()):
+                self.begun[number] += not lines
+                lines.append(line)
         if response.status_code != httpx.codes.OK:
             return str(response.status_code)
-        return "complete" if lines[-1] == "data: [DONE]" else lines[-1][:80]
+        if lines[-1] == "data: [DONE]":
+            return "complete"
+        return "an error event" if '"error"' in lines[-1] else "broken off"
 
 
 def _scaling(cluster: RayCluster, args: dict[str, Any]) -> None:
@@ -166,6 +187,44 @@ def _scaling(cluster: RayCluster, args: dict[str, Any]) -> None:
         for each in running:
             each.result()
     say(f"the end: {dict(load.ended)}")
+
+
+# --- failing and updating ---
+
+PAIR: Final[Mapping[str, Any]] = {"num_replicas": 2, "ray_actor_options": ACTOR}
+STREAMS: Final = 32
+FOLLOWING: Final = 8
+
+
+def _failing(cluster: RayCluster, args: dict[str, Any]) -> None:
+    cluster.deploy(args, PAIR)
+    load = Load(cluster.url)
+    with ThreadPoolExecutor(STREAMS) as threads:
+        running = [threads.submit(load.follow, number) for number in range(STREAMS)]
+        while len(load.begun) <= args["max_sequences"]:  # both replicas speak
+            time.sleep(0.01)
+        begun = len(load.begun)
+        os.kill(min(cluster.replicas().values()), signal.SIGKILL)
+        ended = Counter(each.result() for each in running)
+    print(f"{begun} of {STREAMS} streams had begun when a replica was killed: {dict(ended)}")
+
+
+def _updating(cluster: RayCluster, args: dict[str, Any]) -> None:
+    cluster.deploy(args, PAIR)
+    before = cluster.replicas().keys()
+    load = Load(cluster.url, wanted=FOLLOWING)
+    with ThreadPoolExecutor(FOLLOWING) as threads:
+        running = [threads.submit(load.run, number) for number in range(FOLLOWING)]
+        began = time.monotonic()
+        try:
+            cluster.deploy({**args, "max_waiting": 100}, PAIR)
+            took = time.monotonic() - began
+        finally:
+            load.over.set()
+        for each in running:
+            each.result()
+    kept = before & cluster.replicas().keys()
+    print(f"updated in {took:.0f} s, {len(kept)} of the replicas kept: {dict(load.ended)}")
 
 
 if __name__ == "__main__":

@@ -11,12 +11,14 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from queue import Queue
 from typing import Any
 
 import httpx
 import pytest
 import yaml
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from rocmforge.ray.serve_args import read_settings
 from tests.support.ray_cluster import RayCluster, ray_cluster
@@ -32,13 +34,43 @@ REPLICA = {"num_replicas": 2, "ray_actor_options": {"num_cpus": 0.5, "num_gpus":
 PATIENCE_S = 60.0
 
 
+class Collector(ThreadingHTTPServer):
+    """Takes the traces of all replicas."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Export)
+        self.bodies: Queue[bytes] = Queue()
+        self.url = f"http://127.0.0.1:{self.server_port}/v1/traces"
+
+
+class _Export(BaseHTTPRequestHandler):
+    server: Collector
+
+    def do_POST(self) -> None:
+        self.server.bodies.put(self.rfile.read(int(self.headers["Content-Length"])))
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Says nothing."""
+
+
 @pytest.fixture(scope="module")
-def args(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def collector() -> Iterator[Collector]:
+    with Collector() as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server
+        server.shutdown()
+
+
+@pytest.fixture(scope="module")
+def args(tmp_path_factory: pytest.TempPathFactory, collector: Collector) -> dict[str, Any]:
     path = write_speaking(tmp_path_factory.mktemp("model"), "llama")
     return {
         "model": [f"{NAME}={path}"],
         "backend": "tests.support.fake_backend:create_slow",
         "max_sequences": SEQUENCES,
+        "otlp_endpoint": collector.url,
     }
 
 
@@ -121,6 +153,19 @@ def test_a_request_has_one_id_for_client_and_logs(cluster: RayCluster) -> None:
     made = answer.json()["id"]
     assert answer.headers["request-id"] == made
     wait_for(cluster, rf'request {made} .*given_id="mine-1"')
+
+
+def test_a_request_is_part_of_the_clients_trace(cluster: RayCluster, collector: Collector) -> None:
+    trace, parent = os.urandom(16), os.urandom(8)
+    headers = {"traceparent": f"00-{trace.hex()}-{parent.hex()}-01"}
+    made = post(cluster, "/v1/completions", json=body("x", 2), headers=headers).json()["id"]
+    found = None
+    while found is None:
+        request = ExportTraceServiceRequest.FromString(collector.bodies.get(timeout=PATIENCE_S))
+        spans = (s for r in request.resource_spans for i in r.scope_spans for s in i.spans)
+        found = next((span for span in spans if span.trace_id == trace), None)
+    assert found.parent_span_id == parent
+    assert made in str(found.attributes)
 
 
 def test_errors_are_those_of_the_api(cluster: RayCluster) -> None:

@@ -21,7 +21,9 @@ class HipToolchain:
             self._compiler: Any = import_module("numba.hip.compiler")
             dispatcher: Any = import_module("numba.hip.dispatcher")
         except (ImportError, OSError, RuntimeError, AttributeError, SystemError) as error:
-            raise Unavailable(f"numba-hip cannot be imported ({error})") from error
+            raise Unavailable(
+                f"numba-hip cannot be imported ({error}); it needs ROCm's libraries"
+            ) from error
         self._target = target
         # As in `cuda_target`; also, numba-hip takes every device for one like the first.
         device = SimpleNamespace(amdgpu_arch=target)
