@@ -1,4 +1,7 @@
-"""Agreement of a runner with the reference: the same tokens, computed in several ways."""
+"""Agreement of a runner with the reference: the same tokens, computed in several ways.
+
+Of a model that takes images, the rows of embeddings that its tower makes of a made-up picture, too.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +13,25 @@ from itertools import count
 from typing import Final, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 from msgspec import structs
 
-from rocmforge.backend.protocol import Int32Array, Runner, StepInput, StepOutput
+from rocmforge.backend.protocol import Float32Array, Int32Array, Runner, StepInput, StepOutput
 from rocmforge.engine.core import EngineCore
 from rocmforge.engine.ipc.params import GenerateRequest, SamplingParams, TokenLogprob
-from rocmforge.engine.ipc.prompt import token_prompt
+from rocmforge.engine.ipc.prompt import (
+    EmbeddingSpan,
+    Prompt,
+    TokenSpan,
+    embedding_span,
+    image_span,
+    token_prompt,
+)
 from rocmforge.engine.schedule.limits import SchedulerLimits
+from rocmforge.engine.waiting.images import image_step
 from rocmforge.errors import EngineError
+from rocmforge.models.vision.config import ProcessorConfig, VisionConfig
+from rocmforge.pixels.processors.patches import tile_of
 
 NEAR_TIE: Final = 0.5
 """Nats: where the reference prefers a token by less, rounding may choose another."""
@@ -26,13 +40,26 @@ MAX_KL: Final = 0.02
 TOP_LOGPROBS: Final = 20
 """Tokens at each place whose log-probabilities are compared."""
 
+MAX_ROW_ERROR: Final = 0.02
+"""Length of the difference of two rows of embeddings, relative to that of the reference's."""
+_MAX_ROUNDED_ERROR: Final = 0.05
+"""The same where activations are rounded to meet quantised weights."""
+MOST_PATCHES: Final = 1024
+"""Of the made-up picture that a tower is checked with: the reference is slow."""
+_MOST_ROWS: Final = 48
+_SQUARES: Final = (6, 8)
+"""Rows of embeddings down and across, of a picture that keeps its shape."""
+_SHOWN: Final = SchedulerLimits(
+    max_sequences=4, max_batched_tokens=64, max_waiting=64, whole_rows=_MOST_ROWS
+)
 _BATCH: Final = SchedulerLimits(max_sequences=4, max_batched_tokens=32, max_waiting=64)
 _ONE_BY_ONE: Final = SchedulerLimits(max_sequences=1, max_batched_tokens=1, max_waiting=64)
 _APART: Final = 3
 """Steps between the arrivals of prompts that are continued, so that prefills join decodes."""
 _SMALLEST: Final = 1e-9
 
-Prompts = Sequence[Sequence[int]]
+Prompts = Sequence[Sequence[int] | Prompt]
+Texts = Sequence[Sequence[int]]
 
 
 class TopOne(NamedTuple):
@@ -90,6 +117,33 @@ class Continuation:
         return f"the first {lengths} of {self.length} tokens are the reference's"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TowerAgreement:
+    """The rows that a tower made of a picture, compared with the reference's."""
+
+    way: str
+    rows: int
+    patches: int
+    worst: float  # error of a row, as of `MAX_ROW_ERROR`
+    limit: float
+
+    @property
+    def wrong(self) -> tuple[str, ...]:
+        """Nothing beside the error; there is no place to name."""
+        return ()
+
+    @property
+    def passed(self) -> bool:
+        """Whether rounding explains the difference; NaN is none of its results."""
+        return self.worst <= self.limit
+
+    def __str__(self) -> str:
+        return (
+            f"{self.rows} rows of {self.patches} patches, worst error {self.worst:.1e} of "
+            f"{self.limit:.1e}"
+        )
+
+
 @dataclass(slots=True)
 class Generated:
     """The answer to a request."""
@@ -128,7 +182,7 @@ class _Forced:
     runner's own, so steps do not overlap.
     """
 
-    def __init__(self, runner: Runner, texts: Prompts) -> None:
+    def __init__(self, runner: Runner, texts: Texts) -> None:
         self._runner = runner
         self._texts = texts
         self._tokens: Int32Array = np.zeros(0, np.int32)
@@ -147,7 +201,7 @@ class _Forced:
 
 
 def compare(
-    candidate: Runner, reference: Runner, prompts: Prompts, max_tokens: int
+    candidate: Runner, reference: Runner, prompts: Texts, max_tokens: int
 ) -> Iterator[Agreement | Continuation]:
     """Lets the reference continue the prompts greedily, and the candidate follow.
 
@@ -166,6 +220,116 @@ def compare(
     forced = generate(_Forced(candidate, texts), prompts, max_tokens)
     yield _agreement("decode, batch of 4", _generated(forced, expected))
     yield _continuation("greedy, batch of 4", generate(candidate, prompts, max_tokens), expected)
+
+
+def compare_towers(
+    candidate: Runner, reference: Runner, vision: VisionConfig, *, is_quantised: bool = False
+) -> tuple[TowerAgreement, EmbeddingSpan]:
+    """Has two runners of a tower look at the same made-up picture.
+
+    Args:
+        candidate: Is to be right.
+        reference: Is.
+        vision: How the model takes images.
+        is_quantised: Whether some of the tower's weights are.
+
+    Returns:
+        How far apart their rows are, and the reference's as a part of a prompt.
+
+    Raises:
+        EngineError: A runner failed.
+    """
+    processor = vision.processor
+    tile = tile_of(_picture(processor), processor)
+    step = _some_rows(image_step(0, image_span(tile, vision.placeholder), processor))
+    found, expected = _rows_of(candidate, step), _rows_of(reference, step)
+    lengths = np.linalg.norm(expected, axis=1)
+    errors = np.linalg.norm(found - expected, axis=1) / np.maximum(lengths, _SMALLEST)
+    agreement = TowerAgreement(
+        way="tower",
+        rows=len(expected),
+        patches=step.num_tokens,
+        worst=float(errors.max()),
+        limit=_MAX_ROUNDED_ERROR if is_quantised else MAX_ROW_ERROR,
+    )
+    shown = structs.replace(
+        embedding_span(expected, vision.placeholder),
+        both_ways=vision.both_ways,
+        grid=_SQUARES if processor.has_axes else (0, 0),
+    )
+    return agreement, shown
+
+
+def compare_shown(
+    candidate: Runner,
+    reference: Runner,
+    shown: EmbeddingSpan,
+    texts: tuple[Sequence[int], Sequence[int]],
+) -> Agreement:
+    """Has both predict the tokens of two texts with rows of a picture between them.
+
+    Raises:
+        EngineError: A runner failed.
+    """
+    before, behind = (TokenSpan(ids=tuple(text)) for text in texts)
+    prompts = [Prompt(spans=(before, shown, behind))]
+    got, wanted = (_score(each, prompts, _SHOWN)[0] for each in (candidate, reference))
+    places = [
+        _Place(f"text around a picture, token {index}", "prompt tokens", ours, theirs)
+        for index, (ours, theirs) in enumerate(zip(got, wanted, strict=True), start=1)
+    ]
+    return _agreement("around a picture", places)
+
+
+def _picture(processor: ProcessorConfig) -> npt.NDArray[np.uint8]:
+    """Returns waves of colour with noise, as large as a tile, or of a few squares."""
+    side = processor.patch * processor.merge
+    rows, columns = (one // processor.merge for one in processor.grid)
+    if not processor.tile:
+        rows, columns = _SQUARES
+    rng = np.random.default_rng(0)
+    down, right = np.mgrid[0 : rows * side, 0 : columns * side] / (columns * side)
+    waves = [np.sin(speed * down + 2 * speed * right) for speed in (3, 5, 8)]
+    noise = rng.integers(-30, 30, (rows * side, columns * side, 3))
+    return np.clip(127 + 90 * np.stack(waves, axis=-1) + noise, 0, 255).astype(np.uint8)
+
+
+def _some_rows(step: StepInput) -> StepInput:
+    """Returns a step for some rows of a large tile, from its first to its last.
+
+    What attends to fewer patches makes other rows, but both sides do the same.
+    """
+    assert not len(step.place_ids) or len(step.hidden_ranges) <= _MOST_ROWS, "its picture is small"
+    ranges = step.hidden_ranges
+    each = int(np.diff(ranges[0])[0])
+    most = min(_MOST_ROWS, MOST_PATCHES // each)
+    if len(ranges) <= most:
+        return step
+    ranges = ranges[np.linspace(0, len(ranges) - 1, most).astype(np.intp)]
+    kept = np.ones(step.num_tokens, np.bool_)
+    kept[step.hidden_ranges[0, 0] : step.hidden_ranges[-1, 1]] = False
+    for start, end in ranges:
+        kept[start:end] = True
+    place = np.concatenate([[0], np.cumsum(kept)]).astype(np.int32)
+    count = int(place[-1])
+    return replace(
+        step,
+        token_ids=step.token_ids[kept],
+        token_source=step.token_source[kept],
+        positions=np.arange(count, dtype=np.int32),
+        slot_mapping=step.slot_mapping[kept],
+        query_start=np.array([0, count], np.int32),
+        context_len=np.array([count], np.int32),
+        hidden_ranges=place[ranges],
+        patches=step.patches[kept],
+    )
+
+
+def _rows_of(tower: Runner, step: StepInput) -> Float32Array:
+    tower.submit(step)
+    hidden = tower.collect().hidden
+    assert hidden is not None, "a tower gives rows of embeddings"
+    return hidden
 
 
 def generate(runner: Runner, prompts: Prompts, max_tokens: int) -> list[Generated]:
@@ -237,10 +401,12 @@ def _run(
     return results
 
 
-def _request(number: int, prompt: Sequence[int], sampling: SamplingParams) -> GenerateRequest:
+def _request(
+    number: int, prompt: Sequence[int] | Prompt, sampling: SamplingParams
+) -> GenerateRequest:
     return GenerateRequest(
         request_id=number,
-        prompt=token_prompt(prompt),
+        prompt=prompt if isinstance(prompt, Prompt) else token_prompt(prompt),
         sampling=structs.replace(sampling, seed=number),
         eos_ids=(),
         arrival_ns=0,
@@ -248,7 +414,7 @@ def _request(number: int, prompt: Sequence[int], sampling: SamplingParams) -> Ge
 
 
 def _scored(
-    prompts: Prompts,
+    prompts: Texts,
     got: Sequence[Sequence[TokenLogprob]],
     wanted: Sequence[Sequence[TokenLogprob]],
 ) -> list[_Place]:

@@ -1,6 +1,7 @@
 """`rocmforge verify`: is this device right? One report, to be pasted into an issue.
 
-Each operation is compared with its definition, then a model with the reference backend. Exit
+Each operation is compared with its definition, then a model, and its tower if it takes images, with
+the reference backend. Exit
 status 0 if rounding explains every difference, else 1.
 """
 
@@ -12,7 +13,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -22,11 +23,24 @@ from rocmforge import __version__
 from rocmforge.backend import registry
 from rocmforge.backend.optional import OpCheck, SelfChecking
 from rocmforge.backend.protocol import Backend, LoadOptions, RunnerInfo
-from rocmforge.commands.agreement import Agreement, Continuation, compare, decode_speed
+from rocmforge.commands.agreement import (
+    MOST_PATCHES,
+    Agreement,
+    Continuation,
+    TowerAgreement,
+    compare,
+    compare_shown,
+    compare_towers,
+    decode_speed,
+)
+from rocmforge.engine.ipc.prompt import EmbeddingSpan
+from rocmforge.engine.loading import tower_options
 from rocmforge.errors import (
     ConfigurationError,
     EngineError,
     ModelFileNotFound,
+    UnsupportedArchitecture,
+    UnsupportedTensor,
 )
 from rocmforge.gguf.synthetic import write_synthetic_model
 from rocmforge.library.finding import find_model
@@ -174,6 +188,7 @@ def _verify_model(
     backend: Backend, model: _Model, settings: Settings, tokens: int, console: Console
 ) -> bool:
     _show("model", f"{model.title}, {len(model.prompts)} prompts, {tokens} tokens each")
+    is_tower_right, shown = _verify_tower(backend, model.checkpoint, settings, console)
     with console.status("loading") as status:
         started = time.perf_counter()
         candidate = backend.load(model.checkpoint, _options(model, settings), _ignore_progress)
@@ -192,13 +207,61 @@ def _verify_model(
                     for found in compare(candidate, reference, model.prompts, tokens):
                         _show_comparison(found)
                         is_right = is_right and found.passed
+                    if shown is not None:
+                        texts = model.prompts[0], model.prompts[-1]
+                        around = compare_shown(candidate, reference, shown, texts)
+                        _show_comparison(around)
+                        is_right = is_right and around.passed
                 except EngineError as error:
                     _show("run", f"FAILED {error.message}")
                     return False
             if is_right:
                 speed = decode_speed(candidate, model.prompts[0], tokens)
                 _show("decode", f"{speed:,.1f} tokens/s, one sequence, {info.kv_dtype} cache")
-    return is_right
+    return is_right and is_tower_right
+
+
+def _verify_tower(
+    backend: Backend, model: Checkpoint, settings: Settings, console: Console
+) -> tuple[bool, EmbeddingSpan | None]:
+    """Verifies the tower of a model that takes images.
+
+    Returns:
+        Whether it is right, and rows of a picture for the model, if there are any.
+    """
+    tower, vision = model.tower, model.vision
+    if tower is None or vision is None:
+        return True, None
+    patches = min(tower.config.max_context, 2 * MOST_PATCHES)
+
+    def options(chosen: Settings) -> LoadOptions:
+        bounded = tower_options(_options_of(chosen, patches), tower.config)
+        return replace(bounded, max_context=patches, max_batched_tokens=patches)
+
+    with ExitStack() as stack, console.status("comparing towers"):
+        try:
+            candidate = backend.load(tower, options(settings), _ignore_progress)
+        except (UnsupportedArchitecture, UnsupportedTensor) as error:
+            _show("tower", f"left out: {error.message}")
+            return True, None
+        stack.enter_context(closing(candidate))
+        reference = registry.create(registry.REFERENCE).load(
+            tower, options(Settings()), _ignore_progress
+        )
+        stack.enter_context(closing(reference))
+        try:
+            formats = {tensor.format for tensor in tower.weights.values()}
+            found, shown = compare_towers(
+                candidate,
+                reference,
+                vision,
+                is_quantised=any(each.is_quantised for each in formats),
+            )
+        except EngineError as error:
+            _show("tower", f"FAILED {error.message}")
+            return False, None
+    _show_comparison(found)
+    return found.passed, shown
 
 
 def _about_graphs(info: RunnerInfo) -> str:
@@ -214,16 +277,20 @@ def _on(info: RunnerInfo) -> str:
     return f" on {len(devices)} devices together: {', '.join(devices)}" if len(devices) > 1 else ""
 
 
-def _show_comparison(found: Agreement | Continuation) -> None:
+def _show_comparison(found: Agreement | Continuation | TowerAgreement) -> None:
     _show(found.way, f"{'ok' if found.passed else 'FAILED':<7}{found}")
     for place in found.wrong:
         _show("  FAILED", place)
 
 
 def _options(model: _Model, settings: Settings) -> LoadOptions:
+    return _options_of(settings, model.context)
+
+
+def _options_of(settings: Settings, context: int) -> LoadOptions:
     return LoadOptions(
         device=settings.device,
-        max_context=model.context,
+        max_context=context,
         max_sequences=4,
         max_batched_tokens=64,
         kv_blocks=None,
