@@ -494,7 +494,8 @@ class ReferenceOps:
         return np.concatenate([rows, *self._rows], axis=1)
 
     def merge_rows(self, x: Float32Array, count: int) -> Float32Array:
-        return x.reshape(len(x) // count, -1)
+        rows = len(x) // count
+        return x[: rows * count].reshape(rows, -1)
 
     def norm_sums(self, x: Float32Array, weight: Weight, count: int) -> Float32Array:
         return ops.rms_norm(x / count, weight.values, self._config.norm_eps)

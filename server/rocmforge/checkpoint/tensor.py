@@ -287,6 +287,48 @@ class MatrixProduct(Derived):
         return float32_tensor(self.name, values).data
 
 
+class ScaledRows(Derived):
+    """A matrix or a vector whose rows or elements are multiplied by factors when it is used.
+
+    Its elements are float16, or float32 if they were that before.
+    """
+
+    __slots__ = ("factors", "original")
+
+    original: Tensor
+    factors: Tensor
+
+    def __init__(self, original: Tensor, factors: Tensor) -> None:
+        """Makes it.
+
+        Args:
+            original: Of one axis or two.
+            factors: [rows].
+        """
+        plain = original.format.name == "f32"
+        name = f"{original.name} * {factors.name}"
+        self._set(name, original.shape, FORMATS["f32" if plain else "f16"])
+        object.__setattr__(self, "original", original)
+        object.__setattr__(self, "factors", factors)
+
+    @property
+    def data(self) -> npt.NDArray[np.uint8]:
+        """The products, in new memory."""
+        factors = self.factors.to_float32()
+        if len(self.shape) == 2:
+            factors = factors[:, None]
+        kind = "<f4" if self.format.name == "f32" else "<f2"
+        values = (self.original.to_float32() * factors).astype(kind)
+        return np.ascontiguousarray(values).view(np.uint8)
+
+    def slice(self, axis: int, start: int, stop: int) -> Tensor:
+        """Returns `start:stop` along an axis; see `Tensor.slice`."""
+        factors = self.factors
+        if axis in (0, -len(self.shape)):
+            factors = factors.slice(0, start, stop)
+        return ScaledRows(self.original.slice(axis, start, stop), factors)
+
+
 class Summed(Derived):
     """The sum of tensors as float32, with other axes: reads nothing until its data are asked for.
 

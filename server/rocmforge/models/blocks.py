@@ -371,6 +371,9 @@ class Layer(Generic[W]):
     experts: Experts[W] | None = field(metadata={BLOCK: Experts})
     feed_forward_post_norm: W | None = field(default=None, metadata=whole("hidden_size"))
     per_layer: PerLayer[W] | None = field(default=None, metadata={BLOCK: PerLayer})
+    # Of what attention and the network add (Touvron et al. 2021, arXiv:2103.17239): see `folding`.
+    attention_scale: W | None = field(default=None, metadata=whole("hidden_size"))
+    feed_forward_scale: W | None = field(default=None, metadata=whole("hidden_size"))
     output_scale: W | None = field(default=None, metadata=whole("scalar"))  # of all it results in
     merger: Merger[W] | None = field(default=None, metadata={BLOCK: Merger})
 
@@ -380,6 +383,9 @@ class Embedding(Generic[W]):
     """The tables whose rows are added up for a token, and the norm of the sum."""
 
     token: W = field(metadata=whole("vocab_size", "hidden_size"))
+    # Of a tower, what stands for a patch that is none, which belongs to the table's first row: see
+    # `folding`.
+    class_token: W | None = field(default=None, metadata=whole("hidden_size"))
     position: W | None = field(default=None, metadata=whole("max_context", "hidden_size"))
     type: W | None = field(default=None, metadata=whole("num_token_types", "hidden_size"))
     norm: W | None = field(default=None, metadata=whole("hidden_size"))
@@ -431,10 +437,12 @@ class Projector(Generic[W]):
     """The end of a tower: the way from its hidden states to the embeddings of the model beside it.
 
     It multiplies those of several patches side by side, perhaps with a matrix and GELU before it
-    and with another one before that, or the norm by root mean square of their mean.
+    and with another one or a norm before that, or the norm by root mean square of their mean.
     """
 
     norm: W | None = field(default=None, metadata=whole("hidden_size"))
+    row_norm: W | None = field(default=None, metadata=whole("merged_features"))
+    row_norm_bias: W | None = field(default=None, metadata=whole("merged_features"))
     merger: W | None = field(default=None, metadata=whole("hidden_size", "merged_features"))
     inner: W | None = field(default=None, metadata=whole("projected_features", "projector_inputs"))
     inner_bias: W | None = field(default=None, metadata=whole("projected_features"))

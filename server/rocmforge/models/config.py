@@ -446,6 +446,7 @@ class TowerConfig:
     # Places of a side of the square that its table of positions is for, between which patches lie;
     # 0: each patch has a row of its own.
     places: int = 0
+    row_norm_eps: float = 1e-5  # of a norm of the features of a row's patches
     merges_first: bool = False  # one matrix makes the features of one patch of those of a row
     inner_size: int = 0  # features between the last matrices; 0: those of a row's patches
 

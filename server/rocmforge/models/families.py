@@ -425,6 +425,18 @@ FAMILIES: Final[Mapping[str, ModelFamily]] = MappingProxyType(
                 ("pixtral-merging", frozenset({"output_norm", "projector.merger"})),
             )
         },
+        # Chen et al. 2023, arXiv:2312.14238: the smaller one of InternVL's.
+        "internvl-tower": ModelFamily(
+            has=(_OF_TOWERS - _BIASES - {"output_norm", "output_norm_bias"})
+            | {"attention.output_bias", "attention_scale", "feed_forward_scale"}
+            | {"embedding.class_token", "projector.row_norm", "projector.row_norm_bias"}
+            | {"projector.inner", "projector.inner_bias", "projector.matrix_bias"},
+            may_have=_BIASES - {"attention.output_bias"},
+            causal=False,
+            norm=NormKind.LAYER,
+            activation=ActivationFunction.GELU,
+            has_rope=False,
+        ),
         # Günther et al. 2023, arXiv:2310.19923.
         "jina-bert-v2": ModelFamily(
             has=_ENCODER | {"feed_forward.gate"},

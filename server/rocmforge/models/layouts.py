@@ -185,6 +185,11 @@ def as_declared(tensor: Tensor, place: WeightPlace) -> Tensor:
     may have others, as one of groups. Patches have colours, rows and columns.
     """
     shape, num_axes = tensor.shape, len(place.declared.shape)
+    if place.name in ("embedding.token", "embedding.class_token"):
+        while len(shape) > num_axes and shape[0] == 1:
+            tensor = replace(tensor, shape=shape[1:], data=tensor.data[0])
+            shape = tensor.shape
+        return tensor
     if place.name == "patches.matrix" and len(shape) == 4:
         rows = tensor.data.reshape(shape[0], -1)
         return replace(tensor, shape=(shape[0], prod(shape[1:])), data=rows)

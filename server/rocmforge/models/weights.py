@@ -14,6 +14,7 @@ from rocmforge.errors import UnsupportedArchitecture, UnsupportedTensor
 from rocmforge.models.blocks import BLOCK, LAYERS, WEIGHT, ModelWeights, WeightPlace
 from rocmforge.models.config import ModelConfig
 from rocmforge.models.families import FAMILIES
+from rocmforge.models.folding import folded
 from rocmforge.models.pooling import PoolingType
 
 W = TypeVar("W")
@@ -115,6 +116,7 @@ def take(config: ModelConfig, weights: Mapping[str, Tensor]) -> ModelWeights[Ten
         config: The model.
         weights: As `Checkpoint.weights`.
     """
+    weights = folded(config, weights)
     found = build(config.num_layers, lambda place: weights.get(place.path))
     head = found.head if config.num_scores else None
     output = (found.output or found.embedding.token) if config.causal else None

@@ -21,6 +21,7 @@ from tests.data.models.pictures import COUNT, picture, sampled
 transformers = import_module("transformers")
 idefics3 = import_module("transformers.models.idefics3.image_processing_pil_idefics3")
 gemma3 = import_module("transformers.models.gemma3.image_processing_pil_gemma3")
+got_ocr2 = import_module("transformers.models.got_ocr2.image_processing_pil_got_ocr2")
 pixtral = import_module("transformers.models.pixtral.image_processing_pil_pixtral")
 qwen = import_module("transformers.models.qwen2_vl.image_processing_pil_qwen2_vl")
 
@@ -37,6 +38,14 @@ def processor(config: ProcessorConfig) -> Any:
     if config.kind is ProcessorKind.GEMMA3:
         side = {"height": config.tile, "width": config.tile}
         return gemma3.Gemma3ImageProcessorPil(size=side, do_convert_rgb=True, **common)
+    if config.kind is ProcessorKind.INTERNVL:  # `InternVLProcessor` always cuts
+        return got_ocr2.GotOcr2ImageProcessorPil(
+            size={"height": config.tile, "width": config.tile},
+            crop_to_patches=config.splits,
+            min_patches=config.least_tiles,
+            max_patches=config.most_tiles,
+            **common,
+        )
     if config.kind is ProcessorKind.PIXTRAL:  # `PixtralProcessor` gives it patches of a row
         return pixtral.PixtralImageProcessorPil(
             size={"longest_edge": config.longest_edge},
@@ -65,6 +74,12 @@ def golden(number: int) -> list[int]:
     found, rows, columns = processor(config), 0, 0
     if config.kind is ProcessorKind.GEMMA3:
         tiles = found.preprocess([image], return_tensors="np")["pixel_values"]
+    elif config.kind is ProcessorKind.INTERNVL:
+        tiles = found.preprocess([image], return_tensors="np")["pixel_values"]
+        sizes = (image.height, image.width), (config.tile, config.tile)
+        limits = config.least_tiles, config.most_tiles
+        columns, rows = got_ocr2.get_optimal_tiled_canvas(*sizes, *limits)
+        rows, columns = (0, 0) if rows * columns == 1 else (rows, columns)
     elif config.kind is ProcessorKind.PIXTRAL:
         made = found.preprocess([image], return_tensors="np")
         tiles, (height, width) = made["pixel_values"], made["image_sizes"][0]

@@ -36,6 +36,7 @@ CLASSES = {
     "gemma3": ("Gemma3", "ForConditionalGeneration"),
     "qwen3_vl": ("Qwen3VL", "ForConditionalGeneration"),
     "qwen3_5": ("Qwen3_5", "ForConditionalGeneration"),
+    "internvl": ("InternVL", "ForConditionalGeneration"),
     "mistral3": ("Mistral3", "ForConditionalGeneration"),
     "pixtral": ("Llava", "ForConditionalGeneration"),
     "qwen2_5_vl": ("Qwen2_5_VL", "ForConditionalGeneration"),
@@ -67,7 +68,7 @@ def golden(model: TinyTower) -> dict[str, Any]:
         given = padded(tiles)
     else:
         images = torch.from_numpy(np.stack(tiles))
-        given = {"pixel_values": images if model.averages else images[None]}
+        given = {"pixel_values": images[None] if model.name == "smolvlm" else images}
     with torch.no_grad():
         found = network.model.get_image_features(**given)
         rows = [each.reshape(-1, each.shape[-1]).numpy() for each in found.pooler_output]

@@ -170,7 +170,7 @@ def text_shapes(
         **dict.fromkeys(norms, (hidden,)),
         **({"self_attn.q_norm": (head,), "self_attn.k_norm": (head,)} if norms else {}),
     }
-    if (
+    if text["model_type"] == "qwen3" or (
         "mrope_section" in text.get("rope_parameters", {})
         and text["model_type"] != "qwen2_5_vl_text"
     ):
@@ -410,11 +410,17 @@ def hf_weights(model: TinyTower) -> Tensors:
             less = adds_one and ("language_model" in name or "soft_emb" in name)
             less = less and "linear_attn" not in name
             weights[name] = 1 - less + np.float32(0.2) * noise
+        elif name.endswith(("lambda_1", "lambda_2")):  # scales of what a layer adds
+            weights[name] = np.float32(0.5) + np.float32(0.2) * noise
         elif name.endswith("A_log"):
             weights[name] = np.float32(0.8) * noise - 2
         elif model.averages and "embed_tokens" in name:  # or the output would be the input
             weights[name] = np.float32(0.05) * noise
-        elif name.endswith("bias") or "embed_tokens" in name or "pos" in name.rsplit(".", 2)[-2]:
+        elif (
+            name.endswith(("bias", "cls_token", "position_embeddings"))
+            or "embed_tokens" in name
+            or "pos" in name.rsplit(".", 2)[-2]
+        ):
             weights[name] = np.float32(0.5) * noise
         else:
             weights[name] = np.float32(1.5 / np.sqrt(np.prod(shape[1:]))) * noise

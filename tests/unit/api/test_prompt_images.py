@@ -27,13 +27,29 @@ PIXTRAL = ProcessorConfig(
 )
 
 
-def prompt_of(text: str, *sizes: tuple[int, int]) -> Prompt:
-    """A prompt with pictures for a model that has a token behind each line of rows."""
+INTERNVL = ProcessorConfig(
+    kind=ProcessorKind.INTERNVL,
+    tile=16,
+    splits=True,
+    least_tiles=1,
+    most_tiles=4,
+    resampling=Resampling.BICUBIC,
+    patch=4,
+    merge=2,
+    has_class=True,
+    mean=(0.5, 0.5, 0.5),
+    std=(0.5, 0.5, 0.5),
+)
+
+
+def prompt_of(
+    text: str, *sizes: tuple[int, int], config: ProcessorConfig = PIXTRAL, **texts: str
+) -> Prompt:
+    """A prompt with pictures; by default for a model with a token behind each line of rows."""
     tokenizer, _ = vision_text()
-    vision = replace(
-        vision_config(PIXTRAL, PLACEHOLDER), marker=MARKER, between="<around>", end="</s>"
-    )
-    images = [PromptImage.of(process(picture(*size), PIXTRAL), vision) for size in sizes]
+    texts = texts or {"between": "<around>", "end": "</s>"}
+    vision = replace(vision_config(config, PLACEHOLDER), marker=MARKER, **texts)
+    images = [PromptImage.of(process(picture(*size), config), vision) for size in sizes]
     return prompt_with_images(tokenizer, RenderedPrompt(text, b"\1" * len(text)), vision, images)
 
 
@@ -73,3 +89,22 @@ def test_a_picture_of_which_scaling_leaves_nothing_is_refused(size: tuple[int, i
 def test_a_side_is_cut_to_whole_pixels_before_it_is_filled_to_whole_squares() -> None:
     assert layout(90, 25, PIXTRAL).tile_rows == (8 * 2,)  # 60 x 16.67 pixels
     assert layout(25, 90, PIXTRAL).tile_rows == (8 * 2,)
+
+
+def test_rows_of_all_tiles_follow_each_other_and_the_whole_is_the_last() -> None:
+    """As `InternVLProcessor` writes them: a high picture is two tiles and the whole."""
+    tokenizer, _ = vision_text()
+    texts = {"begin": "<around>", "end": "</s>"}
+    found = prompt_of("<image>\nsee", (20, 40), config=INTERNVL, **texts)
+    end, after = (tokenizer.encode(text, parse_special=True) for text in ("</s>", "\nsee"))
+    assert found.token_ids == (AROUND, *(PLACEHOLDER,) * 12, *end, *after)
+    top, bottom, whole = found.images
+    scaled = picture(20, 40).resize((16, 16), Resampling.BICUBIC)
+    assert whole.patches == process(scaled, INTERNVL).tiles[0].patches
+    assert top.patches != bottom.patches
+
+
+def test_a_small_square_is_one_tile_and_so_is_any_picture_of_low_detail() -> None:
+    assert layout(16, 16, INTERNVL).tile_rows == (4,)
+    assert layout(40, 20, replace(INTERNVL, splits=False)).tile_rows == (4,)
+    assert layout(40, 40, INTERNVL).tile_rows == (4,) * 5

@@ -12,6 +12,7 @@ import pytest
 from rocmforge.errors import ConfigurationError, RocmForgeError
 from rocmforge.gguf.checkpoint import open_gguf_checkpoint
 from rocmforge.opening import describe, open_checkpoint
+from tests.data.models.tiny_internvl import INTERNVL
 from tests.data.models.tiny_pixtral import MISTRAL3
 from tests.data.models.tiny_towers import (
     GEMMA3,
@@ -125,6 +126,31 @@ def test_a_tower_of_mistral_that_does_not_fit_is_refused(
     path = write_tower_files(MISTRAL3, tmp_path, **keys)
     with pytest.raises(RocmForgeError, match=message):
         open_gguf_checkpoint(path, mmproj=tmp_path / "mmproj-model-f32.gguf")
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"preproc_min_tiles": 13}, "13 to 12 tiles"),
+        ({"preproc_max_tiles": 65}, "1 to 65 tiles"),
+        ({"projector.scale_factor": 3}, "8 patches of a side, 3 to a row"),
+        ({"image_size": 70}, "v.position_embd.weight"),
+    ],
+)
+def test_a_tower_of_internvl_that_does_not_fit_is_refused(
+    tmp_path: Path, keys: dict[str, Any], message: str
+) -> None:
+    path = write_tower_files(INTERNVL, tmp_path, **keys)
+    with pytest.raises(RocmForgeError, match=message):
+        open_gguf_checkpoint(path, mmproj=tmp_path / "mmproj-model-f32.gguf")
+
+
+def test_a_file_of_internvl_need_not_say_how_many_tiles_there_are(tmp_path: Path) -> None:
+    without: dict[str, Any] = {"preproc_min_tiles": None, "preproc_max_tiles": None}
+    with open_checkpoint(write_tower_files(INTERNVL, tmp_path, **without)) as checkpoint:
+        assert checkpoint.vision is not None
+        processor = checkpoint.vision.processor
+        assert (processor.least_tiles, processor.most_tiles) == (1, 12)
 
 
 def test_a_model_without_the_token_behind_lines_takes_no_images_of_mistral(tmp_path: Path) -> None:

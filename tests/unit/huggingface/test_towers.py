@@ -13,12 +13,14 @@ from rocmforge.errors import BadFolder, RocmForgeError, UnsupportedTensor
 from rocmforge.models.config import ActivationFunction
 from rocmforge.models.vision.config import ProcessorKind, Resampling
 from rocmforge.opening import describe, open_checkpoint
+from tests.data.models.tiny_internvl import INTERNVL
 from tests.data.models.tiny_pixtral import MISTRAL3, PIXTRAL, TinyPixtral
 from tests.data.models.tiny_towers import (
     GEMMA3,
     PLACEHOLDER,
     QWEN3_VL,
     SMOLVLM,
+    TinyTower,
     hf_weights,
     write_tower_folder,
 )
@@ -239,10 +241,10 @@ def test_what_cannot_be_of_qwen_is_refused_by_its_name(
         open_checkpoint(write_qwen(tmp_path, vision, rope, **processor))
 
 
-def write_pixtral(
-    model: TinyPixtral, folder: Path, vision: dict[str, Any], config: dict[str, Any], **said: Any
+def write_changed(
+    model: TinyTower, folder: Path, vision: dict[str, Any], config: dict[str, Any], **said: Any
 ) -> Path:
-    """A tiny model with Pixtral's tower, with changes."""
+    """A tiny model with changes."""
     changed = {"vision_config": model.config["vision_config"] | vision, **config}
     path = write_tower_folder(model, folder / "model", **changed)
     (path / "preprocessor_config.json").write_text(json.dumps(model.processor | said))
@@ -250,7 +252,7 @@ def write_pixtral(
 
 
 def test_a_folder_of_mistral_says_how_it_takes_images(tmp_path: Path) -> None:
-    with open_checkpoint(write_pixtral(MISTRAL3, tmp_path, {}, {})) as checkpoint:
+    with open_checkpoint(write_changed(MISTRAL3, tmp_path, {}, {})) as checkpoint:
         vision, tower = checkpoint.vision, checkpoint.tower
         assert vision is not None
         assert tower is not None
@@ -268,7 +270,7 @@ def test_a_folder_of_mistral_says_how_it_takes_images(tmp_path: Path) -> None:
 
 def test_the_size_of_a_picture_may_be_two_sides(tmp_path: Path) -> None:
     size = {"height": 96, "width": 96}
-    found = describe(write_pixtral(MISTRAL3, tmp_path, {}, {}, size=size)).vision
+    found = describe(write_changed(MISTRAL3, tmp_path, {}, {}, size=size)).vision
     assert found is not None
     assert found.processor.longest_edge == 96
 
@@ -300,20 +302,73 @@ def test_what_cannot_be_of_pixtral_is_refused_by_its_name(
     message: str,
 ) -> None:
     with pytest.raises(RocmForgeError, match=message):
-        open_checkpoint(write_pixtral(model, tmp_path, vision, config, **processor))
+        open_checkpoint(write_changed(model, tmp_path, vision, config, **processor))
 
 
 def test_mistral_has_one_number_for_all_norms_of_its_tower(tmp_path: Path) -> None:
     text = MISTRAL3.config["text_config"] | {"rms_norm_eps": 1e-6}
     with pytest.raises(BadFolder, match="rms_norm_eps"):
-        open_checkpoint(write_pixtral(MISTRAL3, tmp_path, {}, {"text_config": text}))
+        open_checkpoint(write_changed(MISTRAL3, tmp_path, {}, {"text_config": text}))
 
 
 def test_a_tower_of_mistral_lacks_no_merger(tmp_path: Path) -> None:
-    path, weights = write_pixtral(MISTRAL3, tmp_path, {}, {}), hf_weights(MISTRAL3)
+    path, weights = write_changed(MISTRAL3, tmp_path, {}, {}), hf_weights(MISTRAL3)
     for missing in ("norm", "patch_merger.merging_layer"):
         name = f"model.multi_modal_projector.{missing}.weight"
         rest = {each: weight for each, weight in weights.items() if each != name}
         write_safetensors(path / "model.safetensors", rest)
         with pytest.raises(UnsupportedTensor, match=missing):
             open_checkpoint(path)
+
+
+def test_a_folder_of_internvl_says_how_it_takes_images(tmp_path: Path) -> None:
+    with open_checkpoint(write_changed(INTERNVL, tmp_path, {}, {})) as checkpoint:
+        vision, tower = checkpoint.vision, checkpoint.tower
+        assert vision is not None
+        assert tower is not None
+        assert (vision.placeholder, vision.marker) == (PLACEHOLDER, "<IMG_CONTEXT>")
+        assert (vision.begin, vision.between, vision.end) == ("<img>", "", "</img>")
+        processor = vision.processor
+        assert (processor.kind, processor.tile_rows) == (ProcessorKind.INTERNVL, 16)
+        assert (processor.least_tiles, processor.most_tiles) == (1, 12)
+        assert (processor.splits, processor.has_class) == (True, True)
+        assert (tower.config.vocab_size, tower.config.max_context) == (65, 65)
+
+
+@pytest.mark.parametrize(
+    ("vision", "config", "processor", "message"),
+    [
+        ({"norm_type": "rms_norm"}, {}, {}, "norm_type"),
+        ({"use_qk_norm": True}, {}, {}, "use_qk_norm"),
+        ({"use_mean_pooling": False}, {}, {}, "use_mean_pooling"),
+        ({"image_size": [56, 28]}, {}, {}, "image_size"),
+        ({"image_size": [112, 112]}, {}, {}, "tiles of its processor have 56 pixels"),
+        ({"model_type": "siglip_vision_model"}, {}, {}, "a tower of the type siglip"),
+        ({}, {"downsample_ratio": 0.25}, {}, "downsample_ratio"),
+        ({}, {"vision_feature_layer": -2}, {}, "vision_feature_layer"),
+        ({}, {"vision_feature_select_strategy": "full"}, {}, "select_strategy"),
+        ({}, {}, {"max_patches": 65}, "max_patches"),
+        ({}, {}, {"min_patches": 5, "max_patches": 4}, "max_patches"),
+        ({}, {}, {"size": {"height": 56, "width": 28}}, "squares"),
+    ],
+)
+def test_what_cannot_be_of_internvl_is_refused_by_its_name(
+    tmp_path: Path,
+    vision: dict[str, Any],
+    config: dict[str, Any],
+    processor: dict[str, Any],
+    message: str,
+) -> None:
+    with pytest.raises(RocmForgeError, match=message):
+        open_checkpoint(write_changed(INTERNVL, tmp_path, vision, config, **processor))
+
+
+@pytest.mark.parametrize(
+    "missing", ["embeddings.cls_token", "encoder.layer.1.lambda_2", "encoder.layer.0.mlp.fc1.bias"]
+)
+def test_a_tower_of_internvl_lacks_no_weight(tmp_path: Path, missing: str) -> None:
+    path, weights = write_changed(INTERNVL, tmp_path, {}, {}), hf_weights(INTERNVL)
+    del weights[f"model.vision_tower.{missing}"]
+    write_safetensors(path / "model.safetensors", weights)
+    with pytest.raises(UnsupportedTensor, match=missing):
+        open_checkpoint(path)

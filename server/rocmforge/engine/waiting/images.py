@@ -183,14 +183,18 @@ def image_step(step_id: int, span: ImageSpan, processor: ProcessorConfig) -> Ste
     count, rows = span.grid[0] * span.grid[1], span.num_rows
     bounds = np.linspace(0, count, rows + 1).astype(np.int32)
     patches: Float32Array = normalised(span.patches, processor)
+    places = patch_positions(span.grid, processor.merge)
+    if processor.has_class:
+        patches, places = np.pad(patches, ((0, 1), (0, 0))), np.append(places, np.int32(count))
+    tokens = len(places)
     return StepInput(
         step_id=step_id,
-        token_ids=patch_positions(span.grid, processor.merge),
-        token_source=np.full(count, -1, np.int32),
-        positions=np.arange(count, dtype=np.int32),
-        slot_mapping=np.zeros(count, np.int64),
-        query_start=np.array([0, count], np.int32),
-        context_len=np.array([count], np.int32),
+        token_ids=places,
+        token_source=np.full(tokens, -1, np.int32),
+        positions=np.arange(tokens, dtype=np.int32),
+        slot_mapping=np.zeros(tokens, np.int64),
+        query_start=np.array([0, tokens], np.int32),
+        context_len=np.array([tokens], np.int32),
         block_table=np.zeros((1, 0), np.int32),
         logit_rows=np.zeros(0, np.int32),
         sampling=no_sampling(),

@@ -48,6 +48,14 @@ from rocmforge.models.weights import check_weights, places
 
 _VISION: Final = "clip.vision."
 _MOST_PIXELS: Final = 65_536
+_MOST_TILES: Final = 64
+_RESAMPLING: Final = MappingProxyType(
+    {
+        ProcessorKind.IDEFICS3: Resampling.LANCZOS,
+        ProcessorKind.GEMMA3: Resampling.BILINEAR,
+        ProcessorKind.INTERNVL: Resampling.BICUBIC,
+    }
+)
 _GEMMA3_MERGE: Final = 4  # patches of a side that a row is made of, unless a file says so
 _OUTSIDE: Final = MappingProxyType(
     {
@@ -65,6 +73,14 @@ _OUTSIDE: Final = MappingProxyType(
         "mm.patch_merger.weight": "projector.merger",
         "mm.1.weight": "projector.inner",
         "mm.1.bias": "projector.inner_bias",
+        # Of InternVL.
+        "v.class_embd": "embedding.class_token",
+        "mm.model.mlp.0.weight": "projector.row_norm",
+        "mm.model.mlp.0.bias": "projector.row_norm_bias",
+        "mm.model.mlp.1.weight": "projector.inner",
+        "mm.model.mlp.1.bias": "projector.inner_bias",
+        "mm.model.mlp.3.weight": "projector.matrix",
+        "mm.model.mlp.3.bias": "projector.matrix_bias",
         # Of Qwen3-VL.
         "mm.0.weight": "projector.inner",
         "mm.0.bias": "projector.inner_bias",
@@ -80,6 +96,8 @@ _IN_LAYERS: Final = MappingProxyType(
         "attn_out": "attention.output",
         "ln1": "attention_norm",
         "ln2": "feed_forward_norm",
+        "ls1": "attention_scale",
+        "ls2": "feed_forward_scale",
         "ffn_gate": "feed_forward.gate",
         "ffn_up": "feed_forward.up",
         "ffn_down": "feed_forward.down",
@@ -97,6 +115,7 @@ _KINDS: Final = MappingProxyType(
     {
         "idefics3": ProcessorKind.IDEFICS3,
         "gemma3": ProcessorKind.GEMMA3,
+        "internvl": ProcessorKind.INTERNVL,
         "pixtral": ProcessorKind.PIXTRAL,
         "qwen3vl_merger": ProcessorKind.QWEN_VL,
     }
@@ -187,22 +206,38 @@ def _processor(file: GgufFile, kind: ProcessorKind) -> ProcessorConfig:
     if kind is ProcessorKind.PIXTRAL:
         return _pixtral_processor(file)
     tile, has_tiles = _positive(file, "image_size", _MOST_PIXELS), kind is ProcessorKind.IDEFICS3
-    patch, merge = _positive(file, "patch_size", tile), _GEMMA3_MERGE
+    is_internvl = kind is ProcessorKind.INTERNVL
+    patch, merge = _positive(file, "patch_size", tile), 2 if is_internvl else _GEMMA3_MERGE
     if has_tiles or f"{_VISION}projector.scale_factor" in file.metadata:
         merge = _positive(file, "projector.scale_factor")
     if tile // patch % merge:
         raise BadGguf(str(file.path), f"{tile // patch} patches of a side, {merge} to a row")
+    least, most = _tiles(file) if is_internvl else (0, 0)
     return ProcessorConfig(
         kind=kind,
         tile=tile,
         longest_edge=_positive(file, "preproc_image_size", _MOST_PIXELS) if has_tiles else 0,
-        splits=has_tiles,
-        resampling=Resampling.LANCZOS if has_tiles else Resampling.BILINEAR,
+        splits=has_tiles or most > 1,
+        least_tiles=least,
+        most_tiles=most,
+        has_class=is_internvl,
+        resampling=_RESAMPLING[kind],
         patch=patch,
         merge=merge,
         mean=_colours(file, "image_mean"),
         std=_colours(file, "image_std"),
     )
+
+
+def _tiles(file: GgufFile) -> tuple[int, int]:
+    """Returns how few and how many tiles InternVL cuts a picture into."""
+    least, most = (
+        _positive(file, f"preproc_{kind}_tiles") if _has(file, f"preproc_{kind}_tiles") else usual
+        for kind, usual in (("min", 1), ("max", 12))
+    )
+    if not least <= most <= _MOST_TILES:
+        raise BadGguf(str(file.path), f"{least} to {most} tiles; there may be {_MOST_TILES}")
+    return least, most
 
 
 def _qwen_processor(file: GgufFile) -> ProcessorConfig:
@@ -292,6 +327,8 @@ def _config(file: GgufFile, processor: ProcessorConfig, embedding_size: int) -> 
     layers, make, act = (layer,) * count, siglip_config, ActivationFunction.GELU_TANH
     if processor.places and head % 4:
         raise BadGguf(str(file.path), f"{head} elements of a head do not rotate by axes")
+    if processor.has_class:
+        act = ActivationFunction.GELU
     if is_pixtral:
         make = pixtral_config
         act = ActivationFunction.SILU if is_silu else ActivationFunction.GELU

@@ -211,6 +211,7 @@ DECODERS: Final[Mapping[str, DecoderType]] = MappingProxyType(
         # With images: the row of their text part is taken.
         **dict.fromkeys(("llama", "idefics3", "smolvlm"), _LLAMA),
         "mistral": _MISTRAL,
+        "internvl": DecoderType(architecture="qwen2"),  # with images
         "llava": _LLAMA,  # with images, which are those of Pixtral
         "mistral3": _MISTRAL,  # with images: the row of its text part is taken
         "ministral3": DecoderType(

@@ -31,6 +31,8 @@ from rocmforge.models.vision.towers import (
 )
 
 _MOST_PIXELS: Final = 65_536
+_MOST_TILES: Final = 64
+_SIDES: Final = ("image_size", "patch_size")
 _PIXTRAL_EPS: Final = 1e-5  # of the norms of such a tower; files do not say it
 _Colours = tuple[float, float, float]
 _HALF: Final = (0.5, 0.5, 0.5)
@@ -58,6 +60,7 @@ class TowerType:
     placeholder_key: str
     placeholder: int  # where a file leaves it out
     kind: str = ""  # the `model_type` of its towers, if the family has others, too
+    in_our_words: Callable[[JsonObject], JsonObject] = lambda vision: vision
 
 
 def read_tower(
@@ -83,7 +86,7 @@ def read_tower(
         return None
     if (kind := vision.get_str("model_type", row.kind)) != row.kind and row.kind:
         raise UnsupportedArchitecture(f"a tower of the type {kind}", (row.kind,))
-    vision = vision.with_defaults(row.defaults)
+    vision = row.in_our_words(vision.with_defaults(row.defaults))
     processor = row.processor(config, vision, pictures)
     model = row.tower(vision, f"{folder.name} (tower)", processor, embedding_size)
     placeholder = config.get_int(row.placeholder_key, row.placeholder)
@@ -139,11 +142,7 @@ def _gemma3(config: JsonObject, vision: JsonObject, pictures: JsonObject) -> Pro
     """Reads the processor of Gemma 3, which scales each picture to one tile."""
     if pictures.get_bool("do_pan_and_scan", False):
         raise pictures.bad("do_pan_and_scan", "pictures are not cut into crops")
-    size = pictures.get_object("size")
-    sides = {224} if size is None else {size.get_positive(key) for key in ("height", "width")}
-    tile = min(sides)
-    if len(sides) > 1 or tile > _MOST_PIXELS:
-        raise pictures.bad("size", f"tiles are squares of at most {_MOST_PIXELS} pixels a side")
+    tile = _square(pictures, "size", 224)
     rows = config.get_positive("mm_tokens_per_image", 256)
     of_side, side = isqrt(rows), tile // vision.get_positive("patch_size")
     if of_side * of_side != rows or side % of_side:
@@ -241,6 +240,56 @@ def _pixtral(
     return found
 
 
+def _internvl(config: JsonObject, vision: JsonObject, pictures: JsonObject) -> ProcessorConfig:
+    """Reads the processor of InternVL, which always cuts pictures into tiles."""
+    for key, own, usual in (
+        ("vision_feature_layer", -1, -1),
+        ("vision_feature_select_strategy", "default", "default"),
+        ("projector_hidden_act", "gelu", "gelu"),
+        ("downsample_ratio", 0.5, 0.5),
+    ):
+        _check_kept(config, key, own, usual)
+    tile = _square(pictures, "size", 384)
+    least, most = pictures.get_positive("min_patches", 1), pictures.get_positive("max_patches", 12)
+    if not least <= most <= _MOST_TILES:
+        raise pictures.bad("max_patches", f"{least} to {most} tiles; there may be {_MOST_TILES}")
+    return _processor(
+        pictures,
+        vision,
+        kind=ProcessorKind.INTERNVL,
+        tile=tile,
+        splits=most > 1,
+        least_tiles=least,
+        most_tiles=most,
+        resampling=Resampling.BICUBIC,
+        merge=2,
+        colours=(_CLIP_MEAN, _CLIP_STD),
+        has_class=True,
+    )
+
+
+def _internvl_vision(vision: JsonObject) -> JsonObject:
+    """Returns what files say of InternVL's tower, in the words of others."""
+    for key, own in (
+        ("norm_type", "layer_norm"),
+        ("use_qk_norm", False),
+        ("use_mean_pooling", True),
+        ("use_absolute_position_embeddings", True),
+    ):
+        _check_kept(vision, key, own, own)
+    sides = {key: vision.get_numbers(key) for key in _SIDES if isinstance(vision.values[key], list)}
+    for key, numbers in sides.items():
+        if not numbers or len(set(numbers)) != 1:
+            raise vision.bad(key, "tiles and patches are squares")
+    return vision.replaced({key: int(numbers[0]) for key, numbers in sides.items() if numbers})
+
+
+def _check_kept(config: JsonObject, key: str, own: object, usual: object) -> None:
+    """Refuses what is not computed in any other way."""
+    if (value := config.values.get(key, usual)) != own:
+        raise config.bad(key, f"{value!r} is not read; {own!r} is")
+
+
 def _mistral3(config: JsonObject, vision: JsonObject, pictures: JsonObject) -> ProcessorConfig:
     """Reads the same of Mistral 3, whose tower has one more norm than Pixtral's."""
     text = config.get_object("text_config") or config.empty("text_config")
@@ -282,8 +331,7 @@ def _check_projector(config: JsonObject) -> None:
         ("vision_feature_select_strategy", "full", "default" if is_llava else "full"),
         ("projector_hidden_act", "gelu", "gelu"),
     ):
-        if (value := config.values.get(key, usual)) != own:
-            raise config.bad(key, f"{value!r} is not read; {own!r} is")
+        _check_kept(config, key, own, usual)
 
 
 def _processor(
@@ -294,12 +342,15 @@ def _processor(
     tile: int = 0,
     longest_edge: int = 0,
     splits: bool = False,
+    least_tiles: int = 0,
+    most_tiles: int = 0,
     least_pixels: int = 0,
     most_pixels: int = 0,
     resampling: Resampling,
     merge: int,
     colours: tuple[_Colours, _Colours] = (_HALF, _HALF),
     places: int = 0,
+    has_class: bool = False,
     has_axes: bool = False,
 ) -> ProcessorConfig:
     """Reads what the processors of all families have.
@@ -317,17 +368,29 @@ def _processor(
         tile=tile,
         longest_edge=longest_edge,
         splits=splits,
+        least_tiles=least_tiles,
+        most_tiles=most_tiles,
         least_pixels=least_pixels,
         most_pixels=most_pixels,
         resampling=Resampling(number),
         patch=vision.get_positive("patch_size"),
         merge=merge,
         places=places,
+        has_class=has_class,
         has_axes=has_axes,
         rescale=pictures.get_float("rescale_factor", 1 / 255),
         mean=_colours(pictures, "image_mean", colours[0]),
         std=_colours(pictures, "image_std", colours[1]),
     )
+
+
+def _square(pictures: JsonObject, key: str, default: int) -> int:
+    """Returns the pixels of a side of a tile, at most 65,536."""
+    size = pictures.get_object(key)
+    sides = {default} if size is None else {size.get_positive(side) for side in ("height", "width")}
+    if len(sides) > 1 or max(sides) > _MOST_PIXELS:
+        raise pictures.bad(key, f"tiles are squares of at most {_MOST_PIXELS} pixels a side")
+    return min(sides)
 
 
 def _edge(pictures: JsonObject, key: str, default: int) -> int:
@@ -409,11 +472,31 @@ _MISTRAL3: Final = replace(
     placeholder=10,
 )
 
+_INTERNVL: Final = TowerType(
+    processor=_internvl,
+    tower=_siglip,
+    defaults={
+        "hidden_size": 1024,
+        "intermediate_size": 4096,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 16,
+        "image_size": 448,
+        "patch_size": 14,
+        "hidden_act": "gelu",
+        "layer_norm_eps": 1e-6,
+    },
+    placeholder_key="image_token_id",
+    placeholder=151667,
+    kind="internvl_vision",
+    in_our_words=_internvl_vision,
+)
+
 TOWERS: Final[Mapping[str, TowerType]] = MappingProxyType(
     {
         "idefics3": _IDEFICS3,
         "smolvlm": _IDEFICS3,
         "gemma3": _GEMMA3,
+        "internvl": _INTERNVL,
         "llava": _PIXTRAL,
         "mistral3": _MISTRAL3,
         "qwen3_vl": _QWEN3,

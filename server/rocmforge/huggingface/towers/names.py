@@ -143,7 +143,47 @@ PIXTRAL: Final = NameTable(
 )
 """A tower of Pixtral or of Mistral 3."""
 
-TABLES: Final = (SIGLIP, QWEN, PIXTRAL)
+INTERNVL: Final = NameTable(
+    prefixes=("model.vision_tower.", "vision_tower."),
+    layer=re.compile(r"encoder\.layer\.(\d{1,4})\."),
+    parts=MappingProxyType(
+        {
+            **weights_and_biases(
+                ("attention.q_proj", "attention.q"),
+                ("attention.k_proj", "attention.k"),
+                ("attention.v_proj", "attention.v"),
+                ("attention.projection_layer", "attention.output"),
+                ("layernorm_before", "attention_norm"),
+                ("layernorm_after", "feed_forward_norm"),
+                ("mlp.fc1", "feed_forward.up"),
+                ("mlp.fc2", "feed_forward.down"),
+            ),
+            "lambda_1": ("attention_scale",),
+            "lambda_2": ("feed_forward_scale",),
+        }
+    ),
+    model=MappingProxyType(
+        {
+            "embeddings.cls_token": "embedding.class_token",
+            "embeddings.position_embeddings": "embedding.token",
+            "embeddings.patch_embeddings.projection.weight": "patches.matrix",
+            "embeddings.patch_embeddings.projection.bias": "patches.bias",
+            **{
+                f"{prefix}multi_modal_projector.{theirs}": ours
+                for prefix in ("model.", "")
+                for theirs, (ours,) in weights_and_biases(
+                    ("layer_norm", "projector.row_norm"),
+                    ("linear_1", "projector.inner"),
+                    ("linear_2", "projector.matrix"),
+                ).items()
+            },
+        }
+    ),
+    left_out=re.compile(r"^(model\.)?language_model\.|^lm_head\."),
+)
+"""A tower of InternVL."""
+
+TABLES: Final = (SIGLIP, QWEN, PIXTRAL, INTERNVL)
 """Of all towers."""
 
 
@@ -153,6 +193,8 @@ def tower_names(config: ModelConfig) -> NameTable:
         return SIGLIP
     if config.architecture in PIXTRAL_TOWERS:
         return PIXTRAL
+    if config.architecture == "internvl-tower":
+        return INTERNVL
     merging = [index for index, layer in enumerate(config.layers) if layer.merger_features]
     inner = [
         name

@@ -51,6 +51,8 @@ def image_rows(
             x = ops.norm_sums(x, projector.norm, tower.merged)
     else:
         x = ops.merge_rows(hidden, tower.merged)
+    if projector.row_norm is not None:
+        x = ops.norm(x, projector.row_norm, projector.row_norm_bias, tower.row_norm_eps)
     if projector.merger is not None:
         x = ops.linear(step, x, projector.merger, None)
     if projector.inner is not None:
@@ -124,7 +126,9 @@ def _pre_norm_layers(
     if delta is None:
         return ops.norm(residual, weights.output_norm, weights.output_norm_bias)
     if weights.output_norm is None:
-        return ops.add_norm(residual, delta, None, None)[1]
+        total, x = ops.add_norm(residual, delta, None, None)
+        is_normed_later = weights.projector is not None and weights.projector.row_norm is not None
+        return total if is_normed_later else x
     return ops.norm_of_sum(residual, delta, weights.output_norm, weights.output_norm_bias)
 
 

@@ -267,7 +267,10 @@ class Ops(Protocol[A, W, S]):
         ...
 
     def merge_rows(self, x: A, count: int) -> A:
-        """Returns each so many rows that follow each other as one: [rows / count, ...]."""
+        """Returns each so many rows that follow each other as one: [rows // count, ...].
+
+        Rows that are left over at the end are left out.
+        """
         ...
 
     def norm_sums(self, x: A, weight: W, count: int) -> A:

@@ -20,6 +20,7 @@ class ProcessorKind(StrEnum):
     """The way in which a family scales and cuts pictures, and writes them into a prompt."""
 
     IDEFICS3 = "idefics3"  # Laurençon et al. 2024, arXiv:2408.12637; SmolVLM
+    INTERNVL = "internvl"  # Chen et al. 2024, arXiv:2404.16821
     GEMMA3 = "gemma3"  # arXiv:2503.19786
     PIXTRAL = "pixtral"  # Agrawal et al. 2024, arXiv:2410.07073; Mistral Small 3.1
     QWEN_VL = "qwen_vl"  # Wang et al. 2024, arXiv:2409.12191: pictures keep their shape
@@ -45,12 +46,16 @@ class ProcessorConfig(msgspec.Struct, frozen=True, kw_only=True):
     # picture, the most of a side; 0: it is a tile, or the pixels above are the limit.
     longest_edge: int = 0
     splits: bool = False  # a picture of more than one tile is cut, and scaled to one more, too
+    # Tiles that a picture is cut into, where its shape says how many; 0: its size does.
+    least_tiles: int = 0
+    most_tiles: int = 0
     resampling: Resampling
     patch: int  # pixels of a side of a patch
     merge: int  # patches of a side of the square that a row of embeddings is made of
     # Of a side of the square that the tower's table of positions is for, between which patches lie;
     # 0: each patch has a row of its own.
     places: int = 0
+    has_class: bool = False  # behind the patches of a tile, the tower reads one that is zeros
     has_axes: bool = False  # to the model, rows of embeddings have rows and columns
     # A pixel becomes (its number * rescale - mean) / std, of its colour.
     rescale: float = 1 / 255
@@ -109,7 +114,9 @@ class VisionConfig(msgspec.Struct, frozen=True, kw_only=True):
     between: str = ""  # text between the lines of rows of a tile
     both_ways: bool = False  # rows of a tile see those behind them in it, too
     whole: str = ""  # text behind `begin`, before the rows of the whole picture
-    part: str = ""  # the same of a tile of it, with {row} and {column}, which count from 1
+    # The same of a tile of it, with {row} and {column}, which count from 1. Without it, rows of all
+    # tiles follow each other.
+    part: str = ""
 
     @property
     def whole_rows(self) -> int:

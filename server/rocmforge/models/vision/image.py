@@ -56,6 +56,9 @@ def expand(layout: ImageLayout, vision: VisionConfig) -> tuple[str | TileRows, .
     """
     found: list[str | TileRows] = []
     text, count = "", layout.rows * layout.columns
+    if not vision.part:
+        found += [vision.begin, *(TileRows(*each) for each in enumerate(layout.tile_rows))]
+        return (*found, vision.end) if vision.end else tuple(found)
     for index in range(count):
         row, column = divmod(index, layout.columns)
         found += [

@@ -31,6 +31,8 @@ _MARKERS: Final[Mapping[ProcessorKind, Mapping[str, str]]] = MappingProxyType(
             "whole": "<global-img>",
             "part": "<row_{row}_col_{column}>",
         },
+        # Its templates write what the processor puts more of.
+        ProcessorKind.INTERNVL: {"marker": "<IMG_CONTEXT>", "begin": "<img>", "end": "</img>"},
         ProcessorKind.GEMMA3: {
             "marker": "<start_of_image>",
             "begin": "\n\n<start_of_image>",
@@ -50,6 +52,7 @@ _BOTH_WAYS: Final = frozenset({ProcessorKind.GEMMA3})
 PLACEHOLDERS: Final[Mapping[ProcessorKind, tuple[str, ...]]] = MappingProxyType(
     {
         ProcessorKind.IDEFICS3: ("<image>",),
+        ProcessorKind.INTERNVL: ("<IMG_CONTEXT>",),
         # Not in all vocabularies: nothing but rows has it.
         ProcessorKind.GEMMA3: ("<image_soft_token>", "<start_of_image>"),
         ProcessorKind.PIXTRAL: ("[IMG]",),
@@ -77,7 +80,7 @@ def siglip_config(
     norm_eps: float,
     activation: ActivationFunction,
 ) -> ModelConfig:
-    """Returns a tower of the kind of SigLIP.
+    """Returns a tower of the kind of SigLIP, or InternVL's, which has a class token.
 
     Args:
         name: For messages.
@@ -88,14 +91,15 @@ def siglip_config(
         norm_eps: Of its norms.
         activation: Of its networks.
     """
-    family, (rows, columns) = FAMILIES["siglip"], processor.grid
+    architecture = "internvl-tower" if processor.has_class else "siglip"
+    family, (rows, columns) = FAMILIES[architecture], processor.grid
     return ModelConfig(
-        architecture="siglip",
+        architecture=architecture,
         name=name,
         causal=family.causal,
         hidden_size=hidden_size,
-        vocab_size=rows * columns,
-        max_context=rows * columns,
+        vocab_size=rows * columns + processor.has_class,
+        max_context=rows * columns + processor.has_class,
         layers=layers,
         norm=family.norm,
         norm_eps=norm_eps,
@@ -108,6 +112,7 @@ def siglip_config(
             merged=processor.merge * processor.merge,
             averages=processor.kind is ProcessorKind.GEMMA3,
             embedding_size=embedding_size,
+            inner_size=embedding_size if processor.has_class else 0,
         ),
     )
 
