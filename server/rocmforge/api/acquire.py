@@ -36,6 +36,7 @@ from rocmforge.api.images.prompt_images import PromptImage
 from rocmforge.api.metrics.fleet import FleetMetrics
 from rocmforge.api.metrics.request_log import RequestLog
 from rocmforge.api.text_workers import TextWorkers
+from rocmforge.engine.ipc.params import Share
 from rocmforge.fleet.entry import FleetEntry
 from rocmforge.fleet.fleet import Fleet
 from rocmforge.fleet.model import ServedModel
@@ -90,6 +91,11 @@ class Models:
         self._keep_alive_s = keep_alive_s
         self._origin = Origin.of(request)
         self._loading: FleetEntry | None = None  # what the request waits for
+
+    @property
+    def share(self) -> Share:
+        """Whose request it is."""
+        return self._origin.share
 
     def find(self, name: str | None) -> ServedModel:
         """Finds the model of that name as it is, loaded or not; raises as `Fleet.find`."""

@@ -62,7 +62,7 @@ async def _answer(
     images = await models.read_images(wanted.model, wanted.messages)
     async with models.acquire(
         wanted.model,
-        partial(prepare_chat, request=wanted, images=images),
+        partial(prepare_chat, request=wanted, images=images, share=models.share),
         takes_long=is_constrained(wanted),
         timeout_s=wanted.timeout,
     ) as (model, prepared):

@@ -19,6 +19,7 @@ from rocmforge.models.rank_head import RankHead
 from rocmforge.models.sampling import SamplingDefaults
 from rocmforge.models.vision.config import VisionConfig
 from rocmforge.text.template.template import ChatTemplates
+from rocmforge.text.tokenizer.encoded_texts import EncodedTexts
 from rocmforge.text.tokenizer.token_sets import TokenSets
 from rocmforge.text.tokenizer.tokenizer import Tokenizer
 
@@ -38,6 +39,7 @@ class ServedModel:
     templates: ChatTemplates
     tool_format: str = "auto"  # of `text.tool_calls.FORMATS`; auto = as the template says
     token_sets: TokenSets  # of the tokenizer
+    encoded_texts: EncodedTexts = field(default_factory=EncodedTexts)  # by the tokenizer
     processors: Mapping[str, LogitsProcessor] = field(
         default_factory=lambda: {each.name: each for each in BUILTIN}
     )

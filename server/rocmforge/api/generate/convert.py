@@ -31,7 +31,7 @@ from rocmforge.api.generate.schema import (
 )
 from rocmforge.api.generate.tools import offered_tools, tool_use
 from rocmforge.api.images.prompt_images import PromptImage
-from rocmforge.engine.ipc.params import SamplingParams, Thinking
+from rocmforge.engine.ipc.params import NO_KEY, SamplingParams, Share, Thinking
 from rocmforge.errors import (
     InvalidParameter,
     UnsupportedFeature,
@@ -49,9 +49,18 @@ SEED_MASK = (1 << 64) - 1
 
 
 def prepare_chat(
-    model: ServedModel, request: ChatRequest, images: Sequence[PromptImage] = ()
+    model: ServedModel,
+    request: ChatRequest,
+    images: Sequence[PromptImage] = (),
+    share: Share = NO_KEY,
 ) -> PreparedRequest:
     """Prepares a chat completion, whose images have been read.
+
+    Args:
+        model: that is to answer.
+        request: the body.
+        images: of its conversation.
+        share: whose request it is.
 
     Raises:
         RequestError: the request cannot be served as it was sent.
@@ -65,7 +74,7 @@ def prepare_chat(
         raise InvalidParameter("'top_logprobs' needs 'logprobs' to be true.", param="top_logprobs")
     num_logprobs = (request.top_logprobs or 0) if request.logprobs else -1
     tools = offered_tools(request)
-    prompt = request_prompt(model, request, images)
+    prompt = request_prompt(model, request, images, share)
     ids = prompt.token_ids
     param = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
     wanted = request.max_completion_tokens or request.max_tokens

@@ -11,10 +11,14 @@ from rocmforge.api.generate.schema import ChatRequest, ContentPart, Message
 from rocmforge.api.generate.tools import offered_tools
 from rocmforge.api.images.prompt_images import PromptImage, prompt_with_images
 from rocmforge.api.images.schema import IMAGE, ImageUrl, PlacedImage
+from rocmforge.backend.protocol import NO_ADAPTER
+from rocmforge.engine.ipc.params import NO_KEY, Share
 from rocmforge.engine.ipc.prompt import Prompt, token_prompt
+from rocmforge.engine.sequence.block_keys import root_key
 from rocmforge.errors import BadTemplate, InvalidParameter, UnsupportedFeature
 from rocmforge.fleet.model import ServedModel
 from rocmforge.text.template.template import encode_prompt
+from rocmforge.text.tokenizer.encoded_texts import OwnTexts
 from rocmforge.text.tool_calls import tools_as_text
 
 # What chat templates are given from other places than `chat_template_kwargs`.
@@ -58,9 +62,13 @@ def check_takes_images(model: ServedModel, image: PlacedImage) -> None:
 
 
 def request_prompt(
-    model: ServedModel, request: ChatRequest, images: Sequence[PromptImage] = ()
+    model: ServedModel,
+    request: ChatRequest,
+    images: Sequence[PromptImage] = (),
+    share: Share = NO_KEY,
 ) -> Prompt:
     """Returns the prompt of a chat's conversation and tools. Raises like `prepare_chat`."""
+    whose = root_key(NO_ADAPTER, share, request.cache_salt or "")
     return chat_prompt(
         model,
         request.messages,
@@ -69,6 +77,7 @@ def request_prompt(
         template_arguments=_template_arguments(request),
         add_generation_prompt=request.add_generation_prompt,
         continue_final_message=request.continue_final_message,
+        known=model.encoded_texts.of(whose),
     )
 
 
@@ -90,6 +99,7 @@ def chat_prompt(
     continue_final_message: bool | None,
     images: Sequence[PromptImage] = (),
     tools: Sequence[dict[str, Any]] = (),
+    known: OwnTexts | None = None,
 ) -> Prompt:
     """Renders a conversation as a prompt, through the model's chat template.
 
@@ -101,6 +111,7 @@ def chat_prompt(
         continue_final_message: whether it ends within the last message.
         images: of the conversation, in their order.
         tools: functions that may be called.
+        known: as for `Tokenizer.encode_trusted`.
 
     Raises:
         InvalidParameter: the conversation makes no sense, or the template refuses it.
@@ -143,7 +154,7 @@ def chat_prompt(
         raise InvalidParameter(error.message, param="messages") from error
     if images and model.vision is not None:
         return prompt_with_images(model.tokenizer, rendered, model.vision, images)
-    return token_prompt(encode_prompt(model.tokenizer, rendered))
+    return token_prompt(encode_prompt(model.tokenizer, rendered, known=known))
 
 
 def _template_message(model: ServedModel, message: Message, path: str) -> dict[str, Any]:

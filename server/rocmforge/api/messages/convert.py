@@ -25,6 +25,7 @@ from rocmforge.api.messages.schema import (
     Thinking,
     Tool,
 )
+from rocmforge.engine.ipc.params import NO_KEY, Share
 from rocmforge.errors import UnsupportedFeature
 from rocmforge.fleet.model import ServedModel
 
@@ -85,7 +86,11 @@ def chat_request(request: CountTokensRequest) -> ChatRequest:
 
 
 def prepare_message(
-    model: ServedModel, chat: ChatRequest, max_tokens: int, images: Sequence[PromptImage] = ()
+    model: ServedModel,
+    chat: ChatRequest,
+    max_tokens: int,
+    images: Sequence[PromptImage] = (),
+    share: Share = NO_KEY,
 ) -> PreparedRequest:
     """Prepares a message of at most so many tokens. Raises like `prepare_chat`.
 
@@ -93,7 +98,7 @@ def prepare_message(
     is no mistake.
     """
     with renamed_fields(FIELD_NAMES):
-        prepared = prepare_chat(model, chat, images)
+        prepared = prepare_chat(model, chat, images, share)
     room = prepared.sampling.max_tokens
     return replace(
         prepared, sampling=structs.replace(prepared.sampling, max_tokens=min(room, max_tokens))

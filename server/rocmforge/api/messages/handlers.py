@@ -53,7 +53,13 @@ async def _answer(
     images = await models.read_images(wanted.model, chat.messages)
     async with models.acquire(
         wanted.model,
-        partial(prepare_message, chat=chat, max_tokens=wanted.max_tokens, images=images),
+        partial(
+            prepare_message,
+            chat=chat,
+            max_tokens=wanted.max_tokens,
+            images=images,
+            share=models.share,
+        ),
         takes_long=is_constrained(chat),
     ) as (model, prepared):
         writer = MessagesWriter(model, prepared, wanted.max_tokens)
@@ -71,5 +77,5 @@ async def count_tokens(request: Request[Any, Any, Any], models: ModelsDep) -> Re
     model = models.find(chat.model)
     images = await models.read_images(chat.model, chat.messages)
     with renamed_fields(FIELD_NAMES):
-        prompt = await models.offload(request_prompt, model, chat, images)
+        prompt = await models.offload(request_prompt, model, chat, images, models.share)
     return json_response(TokenCount(input_tokens=len(prompt)))

@@ -26,6 +26,7 @@ from rocmforge.api.responses.schema import (
     TextFormat,
 )
 from rocmforge.api.responses.tools import chat_name, offered_tools, tool_paths
+from rocmforge.engine.ipc.params import NO_KEY, Share
 from rocmforge.errors import InvalidParameter, UnsupportedFeature
 from rocmforge.fleet.model import ServedModel
 
@@ -95,10 +96,11 @@ def prepare_response(
     chat: ChatRequest,
     request: ResponsesRequest,
     images: Sequence[PromptImage] = (),
+    share: Share = NO_KEY,
 ) -> PreparedRequest:
     """Prepares a response to the request that `chat` was made of. Raises like `prepare_chat`."""
     with renamed_fields(FIELD_NAMES), renamed_fields(tool_paths(request.tools or ())):
-        return prepare_chat(model, chat, images)
+        return prepare_chat(model, chat, images, share)
 
 
 def input_messages(given: str | Sequence[InputItem]) -> list[Message]:

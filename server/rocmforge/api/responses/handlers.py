@@ -117,7 +117,13 @@ async def _answer(
     images = await models.read_images(wanted.model, asked.chat.messages)
     async with models.acquire(
         wanted.model,
-        partial(prepare_response, chat=asked.chat, request=wanted, images=images),
+        partial(
+            prepare_response,
+            chat=asked.chat,
+            request=wanted,
+            images=images,
+            share=models.share,
+        ),
         takes_long=asked.is_continued or is_constrained(asked.chat),
     ) as (model, prepared):
         writer = ResponsesWriter(model, prepared, wanted, keep)

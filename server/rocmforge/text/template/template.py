@@ -28,6 +28,7 @@ from rocmforge.text.template.harmony import (
     writes_harmony,
 )
 from rocmforge.text.template.tracked import TrackedText, trust_of
+from rocmforge.text.tokenizer.encoded_texts import OwnTexts
 from rocmforge.text.tokenizer.tokenizer import Tokenizer
 
 Message = Mapping[str, Any]
@@ -72,7 +73,11 @@ class RenderedPrompt:
 
 
 def encode_prompt(
-    tokenizer: Tokenizer, prompt: RenderedPrompt, *, add_bos: bool = False
+    tokenizer: Tokenizer,
+    prompt: RenderedPrompt,
+    *,
+    add_bos: bool = False,
+    known: OwnTexts | None = None,
 ) -> list[int]:
     """Tokenise a prompt: spellings of control tokens count only where the template wrote them.
 
@@ -84,8 +89,9 @@ def encode_prompt(
         prompt: The prompt.
         add_bos: Whether to put BOS in front. As in Transformers, that is the template's business
             otherwise.
+        known: As for `Tokenizer.encode_trusted`.
     """
-    return tokenizer.encode_trusted(prompt.text, prompt.trusts, add_bos=add_bos)
+    return tokenizer.encode_trusted(prompt.text, prompt.trusts, add_bos=add_bos, known=known)
 
 
 class ChatTemplate:

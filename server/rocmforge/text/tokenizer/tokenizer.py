@@ -13,6 +13,7 @@ from tokenizers import Encoding
 from rocmforge.checkpoint.tokenizer import LIBRARY_MODEL, TokenizerData, TokenType
 from rocmforge.errors import BadTokenizer, InvalidParameter
 from rocmforge.text.tokenizer import bpe, library, spm, unigram, wordpiece
+from rocmforge.text.tokenizer.encoded_texts import OwnTexts
 from rocmforge.text.tokenizer.infill import InfillTokens
 from rocmforge.text.tokenizer.pretokenizers import PreTokenizer, pretokenizer
 from rocmforge.text.tokenizer.specials import SpecialTokens
@@ -184,15 +185,18 @@ class Tokenizer:
         """The ids that `encode_whole` appends."""
         return [self.eos_ids[0]] if self.adds_eos and self.eos_ids else []
 
-    def encode_trusted(self, text: str, trust: Trust, *, add_bos: bool = False) -> list[int]:
+    def encode_trusted(
+        self, text: str, trust: Trust, *, add_bos: bool = False, known: OwnTexts | None = None
+    ) -> list[int]:
         """Tokenise text of which only some characters may form control tokens.
 
         Args:
             text: Any text.
             trust: Called with the start and the end of each spelling of a control token.
             add_bos: Whether to put BOS in front.
+            known: What was tokenised before; what is new comes to it. None: nothing was.
         """
-        return self._encode_parts(self._parts(text, trust), add_bos=add_bos)
+        return self._encode_parts(self._parts(text, trust), add_bos=add_bos, known=known)
 
     def encode_around(self, texts: Sequence[tuple[str, Trust]]) -> list[list[int]]:
         """Tokenises a text that something is put into which is no text, as an image is.
@@ -287,7 +291,9 @@ class Tokenizer:
             parts.append(text[begin:])
         return parts
 
-    def _encode_parts(self, parts: list[str | int], *, add_bos: bool) -> list[int]:
+    def _encode_parts(
+        self, parts: list[str | int], *, add_bos: bool, known: OwnTexts | None = None
+    ) -> list[int]:
         texts = []
         after_special = True
         for part in parts:
@@ -296,8 +302,13 @@ class Tokenizer:
                 continue
             texts.append(" " + part if self._space_prefix and after_special else part)
             after_special = False
+        is_start = bool(parts) and isinstance(parts[0], str)
         try:
-            encoded = self._encode_texts(texts, is_start=bool(parts) and isinstance(parts[0], str))
+            encoded = (
+                self._own_ids(texts, is_start=is_start)
+                if known is None
+                else self._remembered_ids(texts, known, is_start=is_start)
+            )
         except (UnicodeEncodeError, TypeError) as error:
             raise InvalidParameter(
                 "The text holds a lone surrogate (half of a UTF-16 pair), so it is not Unicode "
@@ -308,9 +319,32 @@ class Tokenizer:
             if isinstance(part, int):
                 ids.append(part)
             else:
-                found = next(encoded).ids
-                ids.extend(found if self._ids is None else [self._ids[index] for index in found])
+                ids.extend(next(encoded))
         return ids
+
+    def _remembered_ids(
+        self, texts: list[str], known: OwnTexts, *, is_start: bool
+    ) -> Iterator[list[int]]:
+        """Returns the ids of each text, those of long ones from what is known of them."""
+        keys = [known.key_of(text) for text in texts]
+        if is_start:  # the beginning of a prompt may have other tokens than the same text elsewhere
+            keys[0] = None
+        found = [None if key is None else known.texts.find(key) for key in keys]
+        missing = [text for text, ids in zip(texts, found, strict=True) if ids is None]
+        encoded = self._own_ids(missing, is_start=is_start)
+        for place, key in enumerate(keys):
+            if found[place] is None:
+                ids = found[place] = next(encoded)
+                if key is not None:
+                    known.texts.keep(key, ids)
+        return iter([ids for ids in found if ids is not None])
+
+    def _own_ids(self, texts: list[str], *, is_start: bool) -> Iterator[list[int]]:
+        """Returns the ids of each text."""
+        encoded, renumbered = self._encode_texts(texts, is_start=is_start), self._ids
+        if renumbered is None:
+            return (each.ids for each in encoded)
+        return ([renumbered[index] for index in each.ids] for each in encoded)
 
     def _encode_texts(self, texts: list[str], *, is_start: bool) -> Iterator[Encoding]:
         """Yields the texts' own tokens; the first begins the prompt if `is_start`."""
