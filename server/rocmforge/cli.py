@@ -250,6 +250,15 @@ def _parser() -> Parser:
     verify.add_argument("--only", default="*", metavar="PATTERN", help="operations, such as gemv*")
     verify.add_argument("--ops-only", action="store_true", help="do not run a model")
     verify.add_argument(
+        "--replay",
+        type=Path,
+        metavar="BUNDLE",
+        help="compute a bundle of --verify-bundles again, on the reference and on a device",
+    )
+    verify.add_argument(
+        "--layers", action="store_true", help="with --replay: show behind which layer it goes wrong"
+    )
+    verify.add_argument(
         "--tokens",
         type=int,
         metavar="TOKENS",

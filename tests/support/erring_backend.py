@@ -1,11 +1,18 @@
 """The reference backend with a mistake, to see who notices it.
 
-For `--backend`: `tests.support.erring_backend:create`, whose first layer gives 1% too much, or
-`tests.support.erring_backend:create_nan`, whose logits hold a NaN in the first step that decodes.
+For `--backend`: `tests.support.erring_backend:` and one of
+
+    create          the first layer gives 1% too much
+    create_last     the last one does
+    create_second   the second one does, if there is one
+    create_nan      logits hold a NaN from the first step on that only decodes
+    create_right    nothing is wrong
+    create_hip_third    the HIP backend, whose third layer gives 3% too much
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,11 +24,14 @@ from rocmforge.backend.protocol import (
     Runner,
     StepInput,
 )
+from rocmforge.checkpoint.tensor import float32_tensor
 from rocmforge.models.checkpoint import Checkpoint
+from rocmforge_hip.backend import create as create_hip
 from rocmforge_reference.backend import create as create_reference
 from rocmforge_reference.runner import ReferenceRunner
 
 ERROR = np.float32(1.01)
+LARGE_ERROR = np.float32(1.03)
 
 
 class ErringBackend:
@@ -29,8 +39,9 @@ class ErringBackend:
 
     name = "erring"
 
-    def __init__(self, *, is_broken: bool) -> None:
+    def __init__(self, layer: int | None, *, is_broken: bool = False) -> None:
         self._reference = create_reference()
+        self._layer = layer
         self._is_broken = is_broken
 
     def probe(self) -> ProbeResult:
@@ -42,7 +53,8 @@ class ErringBackend:
         runner = self._reference.load(checkpoint, options, progress)
         if self._is_broken:
             return Breaking(runner)
-        spoil_layer(runner, 0)
+        if self._layer is not None and self._layer < checkpoint.config.num_layers:
+            spoil_layer(runner, self._layer)
         return runner
 
 
@@ -62,11 +74,49 @@ class Breaking:
 
 
 def create() -> ErringBackend:
-    return ErringBackend(is_broken=False)
+    return ErringBackend(0)
+
+
+def create_last() -> ErringBackend:
+    return ErringBackend(-1)
+
+
+def create_second() -> ErringBackend:
+    return ErringBackend(1)
 
 
 def create_nan() -> ErringBackend:
-    return ErringBackend(is_broken=True)
+    return ErringBackend(None, is_broken=True)
+
+
+def create_right() -> ErringBackend:
+    return ErringBackend(None)
+
+
+def create_hip_third() -> SpoilingBackend:
+    return SpoilingBackend(2)
+
+
+class SpoilingBackend:
+    """The HIP backend, which is given a model with a layer that gives 3% too much."""
+
+    name = "spoiling"
+
+    def __init__(self, layer: int) -> None:
+        self._hip = create_hip()
+        self._layer = layer
+
+    def probe(self) -> ProbeResult:
+        return self._hip.probe()
+
+    def load(
+        self, checkpoint: Checkpoint, options: LoadOptions, progress: ProgressCallback
+    ) -> Runner:
+        weights = dict(checkpoint.weights)
+        for name in ("attention.output", "feed_forward.down"):
+            key = f"layers.{self._layer}.{name}"
+            weights[key] = float32_tensor(key, weights[key].to_float32() * LARGE_ERROR)
+        return self._hip.load(replace(checkpoint, weights=weights), options, progress)
 
 
 def spoil_layer(runner: Runner, layer: int) -> None:

@@ -11,7 +11,7 @@ import argparse
 import platform
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -35,6 +35,8 @@ from rocmforge.commands.agreement import (
 )
 from rocmforge.engine.ipc.prompt import EmbeddingSpan
 from rocmforge.engine.loading import tower_options
+from rocmforge.engine.proof.bundle import read_bundle
+from rocmforge.engine.proof.replay import Replay, Replayed, by_depth, load_device, open_model
 from rocmforge.errors import (
     ConfigurationError,
     EngineError,
@@ -85,6 +87,10 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
     """Prints the report."""
     if arguments.ops_only and (arguments.model, arguments.tokens) != (None, None):
         raise ConfigurationError("--ops-only runs no model: leave MODEL and --tokens out.")
+    if arguments.replay is not None:
+        return _replay(arguments, settings)
+    if arguments.layers:
+        raise ConfigurationError("--layers needs --replay BUNDLE.")
     tokens = _TOKENS if arguments.tokens is None else arguments.tokens
     started = time.perf_counter()
     console = Console(stderr=True)
@@ -103,6 +109,60 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
     seconds = time.perf_counter() - started
     _show("result", f"{'PASSED' if is_right else 'FAILED'} after {seconds:.0f} s")
     return 0 if is_right else 1
+
+
+def _replay(arguments: argparse.Namespace, settings: Settings) -> int:
+    """Computes a bundle again; returns 1 if the device, or without one the recording, is wrong."""
+    if arguments.ops_only or arguments.tokens is not None:
+        raise ConfigurationError("--replay runs a bundle: leave --ops-only and --tokens out.")
+    bundle = read_bundle(arguments.replay)
+    print(f"ROCmForge {__version__} replay of {arguments.replay}")
+    when = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(bundle.time))
+    runner = bundle.runner
+    _show("alarm", f"{when}: {bundle.alarm}")
+    _show("then", f"{bundle.version}, {runner.backend} on {runner.device.name}, {runner.kv_dtype}")
+    path = None if arguments.model is None else find_model(arguments.model)
+    with open_model(bundle, path) as checkpoint:
+        if bundle.identity is not None and checkpoint.identify() != bundle.identity:
+            _show("model", f"WARNING {checkpoint.path} has changed since, or is another file")
+        replayed = Replay(bundle, checkpoint)
+        results = [replayed.recorded()]
+        _show_replayed(results[0])
+        choice = registry.choose(settings.backend)
+        if choice.backend.name == registry.REFERENCE:
+            if arguments.layers:
+                raise ConfigurationError("--layers needs a device besides the reference.")
+            _show("device", f"none to replay on: {choice.reason}")
+        else:
+            load = load_device(bundle, choice.backend, settings.device)
+            with closing(load(checkpoint)) as device:
+                results = list(_shown(replayed.on(device)))
+            if arguments.layers:
+                results += _replay_layers(by_depth(bundle, checkpoint, load))
+    return 0 if all(each.alarm is None for each in results) else 1
+
+
+def _replay_layers(found: Iterable[tuple[int, Replayed]]) -> list[Replayed]:
+    """Shows how far the device is away behind each layer, and the first layer that is wrong."""
+    results, wrong = list[Replayed](), list[int]()
+    for depth, result in found:
+        _show_replayed(result)
+        results.append(result)
+        if result.alarm is not None:
+            wrong.append(depth)
+    if wrong:
+        _show("first wrong layer", f"{min(wrong) - 1}, counted from 0")
+    return results
+
+
+def _shown(results: Iterable[Replayed]) -> Iterator[Replayed]:
+    for each in results:
+        _show_replayed(each)
+        yield each
+
+
+def _show_replayed(result: Replayed) -> None:
+    _show(result.way, f"{'ok' if result.alarm is None else 'WRONG':<7}{result}")
 
 
 def _choose(name: str) -> Backend:

@@ -125,6 +125,8 @@ def _make(
 ) -> ProofBundle:
     differences = [differ(w, g) for w, g in zip(found, sample.places, strict=False)]
     worst = max(range(len(differences)), key=lambda i: differences[i].kl, default=0)
+    if sample.is_broken:  # behind the last of them
+        worst = len(differences)
     start = max(0, min(worst - MOST_PLACES // 2, len(differences) - MOST_PLACES))
     places = []
     for index in range(start, min(start + MOST_PLACES, len(differences))):

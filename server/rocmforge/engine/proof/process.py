@@ -43,6 +43,7 @@ from rocmforge.engine.proof.scoring import CHUNK, Scorer
 from rocmforge.engine.proof.watch import Watch
 from rocmforge.errors import BackendError, RocmForgeError
 from rocmforge.logs import set_up_logging
+from rocmforge.models.checkpoint import Checkpoint
 from rocmforge.opening import check_unchanged, open_checkpoint
 
 logger = logging.getLogger(__name__)
@@ -78,10 +79,15 @@ def load_reference(begin: Begin) -> tuple[Runner, Runner]:
     path = Path(begin.model)
     if begin.identity is not None:
         check_unchanged(path, begin.identity)
-    backend = registry.create(registry.REFERENCE)
     with open_checkpoint(path, begin.options.adapters) as checkpoint:
-        runner = backend.load(checkpoint, reference_options(begin), lambda stage, share: None)
-        is_quantised = any(each.format.is_quantised for each in checkpoint.weights.values())
+        return reference_runners(begin, checkpoint)
+
+
+def reference_runners(begin: Begin, checkpoint: Checkpoint) -> tuple[Runner, Runner]:
+    """Does what `load_reference` does with a checkpoint that is open already."""
+    backend = registry.create(registry.REFERENCE)
+    runner = backend.load(checkpoint, reference_options(begin), lambda stage, share: None)
+    is_quantised = any(each.format.is_quantised for each in checkpoint.weights.values())
     assert isinstance(runner, Rounding), "the reference backend's runner can round"
     bits = begin.runner.activation_bits
     return runner, runner.rounded(begin.runner.kv_dtype, bits if is_quantised else max(bits, 16))

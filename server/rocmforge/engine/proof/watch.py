@@ -25,12 +25,14 @@ class Watch:
 
     Args:
         bounds: what is too much.
+        window: places that are judged together.
     """
 
-    def __init__(self, bounds: Bounds) -> None:
+    def __init__(self, bounds: Bounds, window: int = WINDOW) -> None:
         self._bounds = bounds
-        self._errors: deque[float] = deque(maxlen=WINDOW)
-        self._by_rounding: deque[float] = deque(maxlen=WINDOW)
+        self._window = window
+        self._errors: deque[float] = deque(maxlen=window)
+        self._by_rounding: deque[float] = deque(maxlen=window)
 
     @property
     def error(self) -> float:
@@ -58,9 +60,9 @@ class Watch:
                     f"{self._bounds.kl:g}"
                 )
             limit = self._bounds.tolerance * self.expected
-            if len(self._errors) == WINDOW and self.error > limit:
+            if len(self._errors) == self._window and self.error > limit:
                 alarm = alarm or (
-                    f"a median error of {self.error:.3g} over {WINDOW} tokens, more than "
+                    f"a median error of {self.error:.3g} over {self._window} tokens, more than "
                     f"{limit:.3g}, which is {self._bounds.tolerance:g} times what rounding explains"
                 )
         return alarm
