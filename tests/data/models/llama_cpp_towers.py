@@ -10,6 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from rocmforge.gguf.reader import open_gguf
+from tests.data.models.tiny_internvl import INTERNVL
 from tests.data.models.tiny_pixtral import MISTRAL3, PIXTRAL
 from tests.data.models.tiny_towers import GEMMA3, QWEN3_VL, SMOLVLM, TinyTower, write_tower_files
 from tests.support.gguf_writer import write_gguf
@@ -36,21 +37,34 @@ def _with_sections(model: TinyTower, sections: list[int]) -> TinyTower:
 
 # llama.cpp leaves pairs alone that are of an axis without a share at their place; Transformers
 # rotates them by the first axis. Qwen3-VL has two of 64, whose angles are small.
-MODELS: Final = (SMOLVLM, GEMMA3, _with_sections(QWEN3_VL, [11, 11, 10]), MISTRAL3, PIXTRAL)
+MODELS: Final = (
+    SMOLVLM,
+    GEMMA3,
+    _with_sections(QWEN3_VL, [11, 11, 10]),
+    MISTRAL3,
+    PIXTRAL,
+    INTERNVL,
+)
 
 
-def write_for_llama_cpp(model: TinyTower, folder: Path) -> Path:
+def write_for_llama_cpp(model: TinyTower, folder: Path, *, classes_last: bool = False) -> Path:
     """Writes a model and its tower so that llama.cpp opens both; returns the model's path.
 
     Its library for images looks for tokens by their text, so that the model needs a tokenizer.
+
+    Args:
+        model: The recipe.
+        folder: Where both files go.
+        classes_last: Whether the place of InternVL's class token is behind those of patches. There
+            llama.cpp looks for it, but converters leave it in front, as Transformers has it.
     """
     path = write_tower_files(model, folder, **_EXACT, **_KEYS.get(model.name, {}))
-    _write_again(next(folder.glob("mmproj*")), {})
+    _write_again(next(folder.glob("mmproj*")), {}, classes_last and model is INTERNVL)
     tokenizer = {"model": "gpt2", "pre": "gpt-2", "merges": ["< 0"]}
     return _write_again(path, {f"tokenizer.ggml.{key}": tokenizer[key] for key in tokenizer})
 
 
-def _write_again(path: Path, more: dict[str, Any]) -> Path:
+def _write_again(path: Path, more: dict[str, Any], classes_last: bool = False) -> Path:
     """Writes a GGUF file with more keys, and matrices for patches as halves."""
     with open_gguf(path) as file:
         metadata = {**file.metadata, **more}
@@ -60,6 +74,9 @@ def _write_again(path: Path, more: dict[str, Any]) -> Path:
             .astype(np.float16 if name.startswith("v.patch_embd.weight") else np.float32)
             for name, tensor in file.tensors.items()
         }
+    if classes_last:
+        places = "v.position_embd.weight"
+        tensors[places] = np.roll(tensors[places], -1, axis=0)
     return write_gguf(path, metadata, tensors)
 
 

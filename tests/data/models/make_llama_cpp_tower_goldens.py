@@ -41,7 +41,7 @@ _IMAGE = 1  # MTMD_INPUT_CHUNK_TYPE_IMAGE
 def golden(model: TinyTower) -> dict[str, Any]:
     """Rows of each tile, and a greedy continuation of the prompt with log-probabilities."""
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        path = write_for_llama_cpp(model, Path(folder))
+        path = write_for_llama_cpp(model, Path(folder), classes_last=True)
         parameters = llama_cpp.llama_model_default_params()
         network = llama_cpp.llama_model_load_from_file(str(path).encode(), parameters)
         assert network, path
