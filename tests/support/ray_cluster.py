@@ -14,7 +14,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +115,8 @@ def ray_cluster(folder: Path, cpus: int = CPUS) -> Iterator[RayCluster]:
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": os.urandom(16).hex(),
         "RAY_DEDUP_LOGS": "0",
+        "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "60",
+        "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
         "RAY_USAGE_STATS_ENABLED": "0",
         "PYTHONPATH": str(ROOT),
     }
@@ -151,20 +154,16 @@ def main(port: int, cpus: int) -> None:
     import ray
     from ray import serve
 
-    for is_last in (False, False, True):
-        try:  # Ray gives its own processes 30 s to start, which a busy machine may not have
-            ray.init(
-                num_cpus=cpus,
-                include_dashboard=False,
-                object_store_memory=80 * 2**20,
-                _node_ip_address="127.0.0.1",
-            )
-            break
-        except Exception:
-            ray.shutdown()
-            if is_last:
-                raise
-    serve.start(http_options={"host": "127.0.0.1", "port": port}, proxy_location="HeadOnly")
+    init = partial(
+        ray.init,
+        num_cpus=cpus,
+        include_dashboard=False,
+        object_store_memory=80 * 2**20,
+        _node_ip_address="127.0.0.1",
+    )
+    _patiently(init, undo=ray.shutdown)
+    address = {"host": "127.0.0.1", "port": port}
+    _patiently(partial(serve.start, http_options=address, proxy_location="HeadOnly"))
     try:
         for line in sys.stdin:
             try:
@@ -178,6 +177,18 @@ def main(port: int, cpus: int) -> None:
         ray.shutdown()
 
 
+def _patiently(act: Callable[[], object], undo: Callable[[], object] = lambda: None) -> None:
+    """Does what Ray gives half a minute or one to succeed, which a busy machine may not have."""
+    for is_last in (False, False, True):
+        try:
+            act()
+            return
+        except Exception:
+            undo()
+            if is_last:
+                raise
+
+
 def _do(wish: dict[str, Any]) -> Any:
     # What `serve run CONFIG` calls: the REST interface would need the dashboard.
     from ray.serve.context import _get_global_client
@@ -186,7 +197,7 @@ def _do(wish: dict[str, Any]) -> Any:
     client: Any = _get_global_client()
     match wish["do"]:
         case "deploy":
-            client.deploy_apps(ServeDeploySchema(**wish["config"]))
+            _patiently(partial(client.deploy_apps, ServeDeploySchema(**wish["config"])))
         case "check":
             ServeDeploySchema(**wish["config"])
         case "replicas":
