@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -9,21 +10,25 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from rocmforge.backend.protocol import Backend
-from rocmforge.engine.ipc.params import SamplingParams
+from rocmforge.engine.ipc.messages import Cancel, StepReport
+from rocmforge.engine.ipc.params import GenerateRequest, SamplingParams
 from rocmforge.engine.waiting.images import image_step
 from tests.data.models.tiny_towers import (
+    GEMMA3,
     GOLDEN_ROWS,
     GOLDEN_TOKENS,
     PARTS,
+    QWEN3_VL,
     TinyTower,
     goldens,
     write_tower_files,
     write_tower_folder,
 )
 from tests.data.models.towers import IN_FILES, TOWERS
-from tests.support.core import reports, tokens_of
+from tests.support.core import reports, submits, tokens_of
 from tests.support.options import SMALL
 from tests.support.towers import Loaded, load_both, shown
 
@@ -123,3 +128,61 @@ def test_conversations_with_images_at_once_are_answered_as_alone(
     assert stats.totals.image_tiles == 4
     assert stats.totals.preemptions > 0
     assert stats.totals.prefix_hit_tokens > 0
+
+
+KILLED = 30
+"""The step at which another engine goes on."""
+
+
+@pytest.mark.parametrize(("kind", "blocks"), [(GEMMA3, 16), (QWEN3_VL, 12)])
+def test_conversations_that_come_and_go_are_answered_as_alone(
+    kind: TinyTower, blocks: int, backend: Backend, tmp_path: Path
+) -> None:
+    """At random: they arrive, leave, are preempted, and go on in another engine in the middle."""
+    sampling = SamplingParams(max_tokens=24, temperature=0.0)
+    folder = write_tower_folder(kind, tmp_path / "model")
+    options = replace(OPTIONS, kv_blocks=blocks, max_sequences=8, max_batched_tokens=64)
+    randomness = random.Random(7)
+    with ExitStack() as stack:
+        loaded = load_both(stack, backend, folder, options)
+        prompts = [shown(kind, parts, loaded.vision) for parts in conversations()]
+        alone = [tokens_of(loaded.core(), [(prompt, sampling)])[0][0] for prompt in prompts]
+        said: list[list[int]] = [[] for _ in prompts]
+        left = {0: 25, 5: 40}
+        arrivals = [randomness.randrange(10) for _ in prompts]
+        core = loaded.core()
+        running: dict[int, GenerateRequest] = {}
+        step = preemptions = 0
+        while step <= KILLED or core.has_work:
+            if step == KILLED:
+                core = loaded.core()
+                for number, request in running.items():
+                    again = structs.replace(request, generated_ids=tuple(said[number]))
+                    note(core.step([again]), said, running)
+            arrived = {
+                number: request
+                for number, request in enumerate(submits((prompt, sampling) for prompt in prompts))
+                if arrivals[number] == step
+            }
+            running |= arrived
+            cancels = [Cancel(request_id=number) for number, at in left.items() if at == step]
+            report = core.step([*arrived.values(), *cancels])
+            note(report, said, running)
+            core.check_integrity()
+            preemptions = max(preemptions, report.stats.totals.preemptions)
+            step += 1
+    assert [said[number] for number in range(8) if number not in left] == [
+        alone[number] for number in range(8) if number not in left
+    ]
+    for number in left:
+        assert said[number] == alone[number][: len(said[number])]
+    assert preemptions > 0
+
+
+def note(report: StepReport, said: list[list[int]], running: dict[int, GenerateRequest]) -> None:
+    """Files what was said, and forgets who has ended."""
+    for event in report.events:
+        assert event.error is None
+        said[event.request_id] += event.token_ids
+        if event.finish_reason is not None:
+            del running[event.request_id]

@@ -1,4 +1,8 @@
-"""`rocmforge serve` with a tiny SmolVLM, from the file of an image to an answer."""
+"""`rocmforge serve` with a tiny SmolVLM, from the file of an image to an answer.
+
+How many damaged files are sent to it is said by $ROCMFORGE_TEST_IMAGES_SENT (default: 40, for CI);
+`pytest -s` shows what came of them, and the memory of its processes meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,8 @@ import os
 import signal
 import subprocess
 import sys
+from base64 import b64encode
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -19,6 +25,7 @@ from tokenizers import AddedToken
 
 from tests.api.live import metric
 from tests.data.models.tiny_towers import SMOLVLM, write_tower_folder
+from tests.fuzz.pixels.test_images import files, memory_kib, seeds
 from tests.support.children import ENGINE, children
 from tests.support.pictures import BLUE, RED, data_address, encoded, picture
 from tests.support.server import LiveServer
@@ -32,6 +39,11 @@ MARKS = (
     *(f"<row_{row}_col_{column}>" for row in (1, 2, 3) for column in (1, 2, 3)),
 )
 ROWS_OF_A_TILE = 16
+SENT = int(os.environ.get("ROCMFORGE_TEST_IMAGES_SENT", "40"))
+SENT_AT_ONCE = 1000
+READER = "rocmforge.pixels.worker"
+GROWTH_KIB = 160 * 1024
+"""Of a process. What was read, and its rows, is kept within bounds that are larger."""
 REDS = data_address(encoded(picture(90, 90, color=RED)))
 BLUES = data_address(encoded(picture(90, 90, color=BLUE)))
 
@@ -179,6 +191,41 @@ def test_a_damaged_image_disturbs_nobody(server: LiveServer, client: OpenAI) -> 
     assert bad.status_code == 400
     assert "is a damaged PNG file" in bad.json()["error"]["message"]
     assert len(answers) == 1
+
+
+def memory_of(server: LiveServer) -> dict[int, int]:
+    """KiB that the server, its engine and its readers of images have, by process."""
+    pid = server.process.pid
+    pids = [pid, *children(pid, ENGINE), *children(pid, READER)]
+    return {each: memory_kib(each, "VmRSS:") for each in pids}
+
+
+@pytest.mark.timeout(3600)
+def test_damaged_and_hostile_files_are_answered_and_disturb_nobody(
+    server: LiveServer, client: OpenAI
+) -> None:
+    calm = said(ask(client, seen("Calm: ", REDS)))
+
+    def status_of(data: bytes) -> int:
+        address = f"data:image/png;base64,{b64encode(data).decode('ascii')}"
+        body = {"model": "smolvlm", "messages": seen("What? ", address), "max_tokens": 1}
+        url = f"{server.url}/v1/chat/completions"
+        return httpx.post(url, json=body, timeout=120).status_code
+
+    found: Counter[int] = Counter()
+    hostile = [*files(SENT)]
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(status_of, seeds()))
+        before = memory_of(server)
+        for start in range(0, len(hostile), SENT_AT_ONCE):
+            found.update(pool.map(status_of, hostile[start : start + SENT_AT_ONCE]))
+            print(dict(found), {pid: size // 1024 for pid, size in memory_of(server).items()})
+            assert said(ask(client, seen("Calm: ", REDS))) == calm
+    found[status_of(bytes(75 << 20))] += 1  # 100 MB of an address
+    assert found.keys() == {200, 400, 413}, found
+    after = memory_of(server)
+    assert after.keys() == before.keys(), "a process was replaced"
+    assert all(after[pid] - before[pid] < GROWTH_KIB for pid in before), (before, after)
 
 
 def test_run_takes_the_path_of_an_image(server: LiveServer, tmp_path: Path) -> None:

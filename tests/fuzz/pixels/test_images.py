@@ -115,12 +115,12 @@ def rechecked(data: bytes) -> bytes:
     return result + data[at:]
 
 
-def files() -> Iterator[bytes]:
+def files(count: int = COUNT) -> Iterator[bytes]:
     """All files of a run, the same each time."""
     yield from crafted()
     randomness = random.Random(19)
     of_kinds = seeds()
-    for number in range(COUNT - len(crafted())):
+    for number in range(count - len(crafted())):
         yield mutated(of_kinds[number % len(of_kinds)], randomness)
 
 

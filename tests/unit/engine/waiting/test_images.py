@@ -7,6 +7,8 @@ from zlib import crc32
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from msgspec import structs
 
 from rocmforge.backend.protocol import Float32Array, RunnerInfo, StepInput, StepOutput
@@ -256,6 +258,77 @@ def test_a_request_that_is_resumed_goes_on_from_its_tokens() -> None:
         asked(0, [5], 1, [6], sampling=sampling), generated_ids=tuple(whole[:7])
     )
     assert shown.bench.run(again)[0].token_ids == whole[7:]
+
+
+CONVERSATIONS = 8
+LONG = SamplingParams(max_tokens=14)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    parts=st.lists(
+        st.lists(st.integers(0, 3), min_size=1, max_size=3),
+        min_size=CONVERSATIONS,
+        max_size=CONVERSATIONS,
+    ),
+    arrivals=st.lists(st.integers(0, 12), min_size=CONVERSATIONS, max_size=CONVERSATIONS),
+    cancelled=st.dictionaries(st.integers(0, CONVERSATIONS - 1), st.integers(0, 30), max_size=3),
+    killed=st.none() | st.integers(1, 30),
+    blocks=st.sampled_from([24, 30, 200]),
+    depth=st.sampled_from([1, 2]),
+)
+def test_conversations_with_images_are_answered_as_alone_whatever_happens(
+    parts: list[list[int]],
+    arrivals: list[int],
+    cancelled: dict[int, int],
+    killed: int | None,
+    blocks: int,
+    depth: int,
+) -> None:
+    """They arrive at any time, are preempted, cancelled, and go on in another engine."""
+    # The same text before different images, and the same image in several places.
+    prompts: list[list[Sequence[int] | int]] = [
+        [[5, 6, 7, 8, 9], *tiles, [number, 3]] for number, tiles in enumerate(parts)
+    ]
+    answers = [expected(*prompt, count=LONG.max_tokens) for prompt in prompts]
+    config = FakeConfig(block_size=4, num_blocks=blocks, pipeline_depth=depth)
+    shown, said = Shown(config=config), [list[int]() for _ in prompts]
+    ended: set[int] = set()
+
+    def note() -> None:
+        for number, result in shown.bench.results.items():
+            said[number] += result.token_ids
+            result.token_ids.clear()
+            if result.last is not None:
+                ended.add(number)
+
+    def submitted(number: int) -> GenerateRequest:
+        again = tuple(said[number])
+        return structs.replace(asked(number, *prompts[number], sampling=LONG), generated_ids=again)
+
+    step = 0
+    while step <= max(arrivals) or shown.bench.core.has_work:
+        if step == killed:
+            waiting = [number for number in shown.bench.results if number not in ended]
+            shown = Shown(config=config)
+            shown.bench.submit(*map(submitted, waiting))
+            note()
+        shown.bench.step(
+            *(submitted(number) for number, at in enumerate(arrivals) if at == step),
+            *(Cancel(request_id=number) for number, at in cancelled.items() if at == step),
+        )
+        note()
+        step += 1
+    for number, answer in enumerate(answers):
+        if number in cancelled:
+            assert said[number] == answer[: len(said[number])]
+        else:
+            assert said[number] == answer
+    computed = len(shown.tower.steps)
+    assert computed == len(set(shown.tower.steps)), "a tile was computed twice"
+    assert shown.answer(99, *prompts[0]) == answers[0][: SHORT.max_tokens]
+    known = set(shown.tower.steps[:computed])
+    assert known.isdisjoint(shown.tower.steps[computed:]), "a second look costs no tower"
 
 
 def test_everybody_ends_with_the_engine() -> None:
