@@ -179,13 +179,14 @@ def main(port: int, cpus: int) -> None:
 
 def _patiently(act: Callable[[], object], undo: Callable[[], object] = lambda: None) -> None:
     """Does what Ray gives half a minute or one to succeed, which a busy machine may not have."""
-    for is_last in (False, False, True):
+    deadline = time.monotonic() + START_S
+    while True:
         try:
             act()
             return
         except Exception:
             undo()
-            if is_last:
+            if time.monotonic() > deadline:
                 raise
 
 
