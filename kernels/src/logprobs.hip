@@ -5,15 +5,16 @@ namespace rf {
 
 inline constexpr int kLogprobThreads = 1024;
 
-// The best token of a wave's share of a row among those that come after `last`.
-__device__ __forceinline__ Best next_best(const float* logits, int vocab, Best last) {
+// The best of the tokens first, first + stride and so on that come after `last`; kWorst if none
+// does.
+__device__ __forceinline__ Best next_best(const float* logits, int first, int stride, int vocab,
+                                          Best last) {
   Best best = kWorst;
-  const int stride = static_cast<int>(blockDim.x);
-  for (int token = threadIdx.x; token < vocab; token += stride) {
+  for (int token = first; token < vocab; token += stride) {
     const Best other{logits[token], token};
     if (precedes(last, other)) best = better(best, other);
   }
-  return wave_reduce(best, better);
+  return best;
 }
 
 }  // namespace rf
@@ -32,13 +33,16 @@ extern "C" __global__ __launch_bounds__(rf::kLogprobThreads) void rf_logprobs(
   const float* own = logits + static_cast<int64_t>(row) * vocab;
   const int token = tokens[row];
   const int wanted = token == rf::kNoToken ? -1 : num_logprobs[row];
-  const int waves = static_cast<int>(blockDim.x) / rf::kWave;
+  const int threads = static_cast<int>(blockDim.x);
+  const int waves = threads / rf::kWave;
 
+  rf::Best own_best = rf::kWorst;  // of the tokens threadIdx.x, threadIdx.x + threads and so on
   float log_total = 0.0f;
   float highest = 0.0f;
   if (wanted >= 0) {
     const rf::Best before_all{rf::kInfinity, -1};
-    const rf::Best best = rf::next_best(own, vocab, before_all);
+    own_best = rf::next_best(own, threadIdx.x, threads, vocab, before_all);
+    const rf::Best best = rf::wave_reduce(own_best, rf::better);
     if (rf::lane_id() == 0) best_of_wave[rf::wave_id()] = best;
     __syncthreads();
     highest = rf::best_of(best_of_wave, waves).score;
@@ -61,10 +65,16 @@ extern "C" __global__ __launch_bounds__(rf::kLogprobThreads) void rf_logprobs(
       top_logprobs[first + i] = (best.score - highest) - log_total;
     }
     __syncthreads();
-    // Only the wave that had the best one has to look for another.
-    if (best.token % static_cast<int>(blockDim.x) / rf::kWave == rf::wave_id()) {
-      const rf::Best next = rf::next_best(own, vocab, best);
-      if (rf::lane_id() == 0) best_of_wave[rf::wave_id()] = next;
+    // Only the thread that had the best one needs another: its wave looks through its tokens.
+    const int thread = best.token % threads;
+    if (thread / rf::kWave == rf::wave_id()) {
+      const int lane = rf::lane_id();
+      const rf::Best next = rf::wave_reduce(
+          rf::next_best(own, thread + lane * threads, threads * rf::kWave, vocab, best),
+          rf::better);
+      if (lane == thread % rf::kWave) own_best = next;
+      const rf::Best now = rf::wave_reduce(own_best, rf::better);
+      if (lane == 0) best_of_wave[rf::wave_id()] = now;
     }
     __syncthreads();
   }

@@ -70,6 +70,12 @@ def test_best_tokens_of_the_same_wave(device: Device) -> None:
     assert_as_reference(device, logits, [5], [6])
 
 
+def test_best_tokens_of_the_same_thread_which_has_several_for_each_lane(device: Device) -> None:
+    logits = random_logits(1, 9000)
+    logits[0, 5::64] += 40.0
+    assert_as_reference(device, logits, [5], [20], threads=64)
+
+
 def test_equals_are_listed_by_id(device: Device) -> None:
     logits = np.zeros((1, 500), np.float32)
     logits[0, [400, 3, 77]] = 2.0
