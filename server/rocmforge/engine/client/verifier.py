@@ -1,6 +1,7 @@
 """The verifier of one model, seen from the server's event loop: what is drawn, and what came of it.
 
-It never holds anything up: samples wait in a short queue, and one that finds it full is dropped.
+It never holds anything up: samples wait in a short queue, and no request is recorded whose sample
+would find it full.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from rocmforge.engine.proof.messages import (
     Opened,
     Sample,
 )
-from rocmforge.engine.proof.recorder import Recorder
+from rocmforge.engine.proof.recorder import LONGEST, Recorder
 from rocmforge.logs import LogFormat
 from rocmforge.models.checkpoint import Identity
 
@@ -35,6 +36,7 @@ logger = logging.getLogger(__name__)
 
 _MODULE: Final = "rocmforge.engine.proof.process"
 _MOST_WAITING: Final = 8
+"""Samples that wait, and requests that are recorded to become some."""
 _LONGEST_S: Final = 60.0
 """Seconds that one sample may take; it is cut to fewer tokens, or dropped."""
 _SLOWEST: Final = 30
@@ -70,6 +72,7 @@ class Verifier:
         self._answer: FromVerifier | LoadFailed | None = None
         self._process: EngineProcess | None = None
         self._task: asyncio.Task[None] | None = None
+        self._fitting = LONGEST  # tokens of a sequence that is computed in time
         self._dropped: Counter[str] = Counter()
         self._status = ProofStatus(is_running=False, problem=None)
 
@@ -132,11 +135,28 @@ class Verifier:
 
     # --- what the recorder tells ---
 
+    def admits(self, tokens: int) -> bool:
+        """Returns whether a request that was drawn is recorded: it would be computed again soon."""
+        if self._is_stopped:
+            reason = "stopped"
+        elif tokens >= self._fitting:
+            reason = "long"
+        elif self._recorder.num_recorded + len(self._waiting) >= _MOST_WAITING:
+            reason = "queue"
+        else:
+            return True
+        self._dropped[reason] += 1
+        return False
+
+    @property
+    def _is_stopped(self) -> bool:
+        return self._task is None or self._task.done()
+
     def hand_in(self, sample: Sample) -> None:
         """Queues a sample, or drops it."""
-        if self._task is None or self._task.done():
+        if self._is_stopped:
             self._dropped["stopped"] += 1
-        elif len(self._waiting) >= _MOST_WAITING and not sample.is_broken:
+        elif len(self._waiting) >= 2 * _MOST_WAITING:  # of broken ones, as any request may become
             self._dropped["queue"] += 1
         else:
             self._waiting.append(sample)
@@ -175,12 +195,12 @@ class Verifier:
         self._status = replace(self._status, is_running=True)
         token_s = opened.token_s
         while True:
+            self._fitting = min(opened.max_context, int(_LONGEST_S / token_s) + 1)
             self._news.clear()
             while not self._waiting:
                 await self._news.wait()
                 self._news.clear()
-            fitting = min(opened.max_context, int(_LONGEST_S / token_s) + 1)
-            sample = _cut(self._waiting.popleft(), fitting)
+            sample = _cut(self._waiting.popleft(), self._fitting)
             if sample is None:
                 self._dropped["long"] += 1
                 continue

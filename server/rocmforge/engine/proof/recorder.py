@@ -26,6 +26,14 @@ class Sink(Protocol):
         """Takes the sample of a request that has ended."""
         ...
 
+    def admits(self, tokens: int) -> bool:
+        """Returns whether a request that was drawn is recorded; counts it if not.
+
+        Args:
+            tokens: of its prompt.
+        """
+        ...
+
     def skip(self) -> None:
         """Counts a request that was drawn and cannot be computed again: it has embeddings."""
         ...
@@ -49,8 +57,9 @@ class Recorder:
     """Sees every request and every event of an engine.
 
     A request is drawn with a probability that is the same for all; a keyed hash of its number
-    decides, which no client can foresee. All its tokens are recorded. They are drawn as for any
-    other, as log-probabilities are those of the model, before penalties, masks and processors.
+    decides, which no client can foresee. All its tokens are recorded, unless nobody could compute
+    them again soon: a step is slower where log-probabilities are wanted. Tokens are drawn as for
+    any other, as log-probabilities are those of the model, before penalties, masks and processors.
 
     Args:
         rate: share of the requests.
@@ -64,6 +73,11 @@ class Recorder:
         self._sink = sink
         self._entries: dict[int, _Entry] = {}
 
+    @property
+    def num_recorded(self) -> int:
+        """The requests that run and are recorded."""
+        return sum(entry.is_drawn for entry in self._entries.values())
+
     def open(self, request: GenerateRequest) -> GenerateRequest:
         """Takes note of a request; returns it as the engine should see it."""
         sampling = request.sampling
@@ -75,6 +89,7 @@ class Recorder:
                 self._sink.skip()
             return request
         tokens = list(request.prompt.token_ids)
+        is_drawn = is_drawn and self._sink.admits(len(tokens))
         self._entries[request.request_id] = _Entry(request, tokens, is_drawn)
         if not is_drawn:
             return request

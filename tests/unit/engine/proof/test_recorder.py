@@ -26,13 +26,17 @@ FOUND = TokenLogprob(token_id=7, logprob=-1.0, top=tuple((i, -float(i)) for i in
 class Sink:
     """Remembers what it is told."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, admits: bool = True) -> None:
+        self._admits = admits
         self.samples: list[Sample] = []
         self.skipped = 0
         self.nans = 0
 
     def hand_in(self, sample: Sample) -> None:
         self.samples.append(sample)
+
+    def admits(self, tokens: int) -> bool:
+        return self._admits
 
     def skip(self) -> None:
         self.skipped += 1
@@ -93,6 +97,16 @@ def test_nothing_is_recorded_of_others() -> None:
     ):
         assert recorder.open(request(2, other)).sampling is other
     assert not sink.samples
+
+
+def test_a_request_that_is_not_admitted_is_served_as_it_is_and_watched_for_nans() -> None:
+    sink = Sink(admits=False)
+    recorder = Recorder(1.0, KEY, sink)
+    mine = request(1, SamplingParams(max_tokens=4))
+    assert recorder.open(mine) is mine
+    assert recorder.num_recorded == 0
+    recorder.note(TokenEvent(request_id=1, finish_reason=FinishReason.ERROR, is_without_token=True))
+    assert sink.nans == 1
 
 
 def test_prompts_with_embeddings_are_skipped_and_counted() -> None:

@@ -8,14 +8,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from rocmforge.engine.client.client import AsyncEngine
 from rocmforge.engine.client.config import EngineConfig
-from rocmforge.engine.client.verifier import ProofConfig, Verifier
+from rocmforge.engine.client.verifier import REASONS, ProofConfig, Verifier
 from rocmforge.engine.ipc.params import FinishReason, SamplingParams, TokenEvent
 from rocmforge.engine.ipc.status import EngineState, ProofStatus
 from rocmforge.engine.proof.bundle import read_bundle
 from rocmforge.engine.proof.messages import BundlePolicy
+from rocmforge.engine.proof.recorder import TOP
 from rocmforge.errors import NotReady
 from tests.data.models.tiny_models import PROMPT, by_name, write_model
 from tests.support.options import SMALL
@@ -131,6 +133,25 @@ def test_a_nan_is_an_alarm_at_once_and_a_bundle_has_its_tokens_if_it_may(
         assert tuple(bundle.tokens[:5]) == PROMPT[:5]
 
     run(model, proof(tmp_path, keeps_tokens=True), test, f"{ERRING}:create_nan")
+
+
+def test_no_request_is_recorded_that_could_not_be_computed_again_soon(model: Path) -> None:
+    async def test(engine: AsyncEngine, verifier: Verifier) -> None:
+        await until(verifier, lambda status: status.is_running)
+
+        def opens(number: int, tokens: int) -> bool:
+            request = structs.replace(
+                asked([1] * tokens, SamplingParams(max_tokens=2)), request_id=number
+            )
+            return verifier.open(request).sampling.num_logprobs == TOP
+
+        assert not opens(1, SMALL.max_context), "there is no room for a token behind it"
+        assert sum(opens(100 + number, 3) for number in range(20)) == 8
+        assert dict(verifier.status.dropped) == dict.fromkeys(REASONS, 0) | {"queue": 12, "long": 1}
+        verifier.close(100)
+        assert opens(200, 3), "another has ended"
+
+    run(model, proof(), test)
 
 
 def test_a_full_queue_drops_samples_and_counts_them(model: Path) -> None:
