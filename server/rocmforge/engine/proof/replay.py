@@ -49,7 +49,7 @@ class Replayed:
     def __str__(self) -> str:
         place, kl = self.worst
         told = (
-            f"{self.places} places, median error {self.error:.2e}, {self.times:.1f} times "
+            f"{self.places} places, error {self.error:.2e}, {self.times:.1f} times "
             f"rounding; worst at place {place}, KL {kl:.1e}"
         )
         return told if self.alarm is None else f"{told}; {self.alarm}"
@@ -124,7 +124,7 @@ class Replay:
         )
 
     def _judge(self, way: str, found: list[TokenLogprob]) -> Replayed:
-        watch = Watch(self._bundle.bounds, window=len(found))
+        watch = Watch(self._bundle.bounds, least=len(found))
         differences = [differ(w, g) for w, g in zip(self._wanted, found, strict=True)]
         by_rounding = [
             differ(w, restricted(r, g))

@@ -5,14 +5,18 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Sequence
-from statistics import median
 from typing import Final
+
+import numpy as np
 
 from rocmforge.engine.proof.bounds import Bounds
 from rocmforge.engine.proof.comparing import Difference
 
-WINDOW: Final = 100
+WINDOW: Final = 200
 """Places that are judged together: rounding differs from place to place, a mistake adds up."""
+LEAST: Final = 100
+"""Places from which on they are judged."""
+_SHARE: Final = 0.25
 _LEAST_EXPECTED: Final = 1e-4
 """What the order of additions alone explains, in float32."""
 
@@ -20,30 +24,30 @@ _LEAST_EXPECTED: Final = 1e-4
 class Watch:
     """The differences of the latest places.
 
-    Judged is the median of relative errors: where two experts are near a tie, rounding alone
-    chooses another one, and such places say nothing.
+    Judged is the lower quartile of relative errors. Where two experts are near a tie, rounding
+    alone chooses another one, and all places of this sequence behind it are far off: that may be
+    most of the latest places, but hardly three in four. A mistake is everywhere.
 
     Args:
         bounds: what is too much.
-        window: places that are judged together.
+        least: places from which on they are judged.
     """
 
-    def __init__(self, bounds: Bounds, window: int = WINDOW) -> None:
+    def __init__(self, bounds: Bounds, least: int = LEAST) -> None:
         self._bounds = bounds
-        self._window = window
-        self._errors: deque[float] = deque(maxlen=window)
-        self._by_rounding: deque[float] = deque(maxlen=window)
+        self._least = least
+        self._errors: deque[float] = deque(maxlen=WINDOW)
+        self._by_rounding: deque[float] = deque(maxlen=WINDOW)
 
     @property
     def error(self) -> float:
-        """The device's median error over the latest places; 0 without any."""
-        return median(self._errors) if self._errors else 0.0
+        """The lower quartile of the device's errors at the latest places; 0 without any."""
+        return _quartile(self._errors)
 
     @property
     def expected(self) -> float:
-        """The median error of the reference itself when it rounds as the device does."""
-        explained = median(self._by_rounding) if self._by_rounding else 0.0
-        return max(explained, _LEAST_EXPECTED)
+        """The lower quartile of what rounding alone explains, at the same places."""
+        return max(_quartile(self._by_rounding), _LEAST_EXPECTED)
 
     def take(self, found: Sequence[Difference], by_rounding: Sequence[Difference]) -> str | None:
         """Takes in places, as device and rounding reference have them; says what is wrong."""
@@ -60,9 +64,13 @@ class Watch:
                     f"{self._bounds.kl:g}"
                 )
             limit = self._bounds.tolerance * self.expected
-            if len(self._errors) == self._window and self.error > limit:
+            if len(self._errors) >= self._least and self.error > limit:
                 alarm = alarm or (
-                    f"a median error of {self.error:.3g} over {self._window} tokens, more than "
+                    f"an error of {self.error:.3g} over {len(self._errors)} tokens, more than "
                     f"{limit:.3g}, which is {self._bounds.tolerance:g} times what rounding explains"
                 )
         return alarm
+
+
+def _quartile(errors: deque[float]) -> float:
+    return float(np.quantile(np.array(errors), _SHARE)) if errors else 0.0

@@ -11,7 +11,7 @@ import pytest
 from rocmforge.engine.ipc.params import TokenLogprob
 from rocmforge.engine.proof.bounds import Bounds
 from rocmforge.engine.proof.comparing import Difference, differ, restricted
-from rocmforge.engine.proof.watch import WINDOW, Watch
+from rocmforge.engine.proof.watch import LEAST, Watch
 
 VOCABULARY = 400
 RIGHT = Difference(kl=1e-6, agrees=True, worst=0.01, error=0.01)
@@ -67,7 +67,7 @@ def test_the_rounding_reference_is_asked_for_the_tokens_that_the_device_names() 
 def test_an_error_beyond_what_rounding_explains_is_an_alarm(times: float, is_wrong: bool) -> None:
     watch = Watch(Bounds(tolerance=3.0))
     wrong = replace(RIGHT, error=times * RIGHT.error)
-    assert watch.take([wrong] * (WINDOW - 1), [RIGHT] * (WINDOW - 1)) is None
+    assert watch.take([wrong] * (LEAST - 1), [RIGHT] * (LEAST - 1)) is None
     assert (watch.take([wrong], [RIGHT]) is not None) == is_wrong
     assert watch.error == pytest.approx(times * watch.expected)
 
@@ -76,6 +76,16 @@ def test_places_where_rounding_chooses_another_expert_are_no_alarm() -> None:
     watch = Watch(Bounds(tolerance=3.0))
     places = [replace(RIGHT, error=0.5) if n % 3 == 0 else RIGHT for n in range(1000)]
     assert watch.take(places, [RIGHT] * len(places)) is None
+
+
+def test_sequences_that_went_on_with_another_expert_are_no_alarm_and_a_mistake_beside_them_is() -> (
+    None
+):
+    for error, is_wrong in ((RIGHT.error, False), (4 * RIGHT.error, True)):
+        watch = Watch(Bounds(tolerance=3.0))
+        usual, lost = replace(RIGHT, error=error), replace(RIGHT, error=0.5)
+        places = [*[usual] * 100, *[lost] * 120, *[usual] * 200]
+        assert (watch.take(places, [RIGHT] * len(places)) is not None) == is_wrong
 
 
 def test_one_place_that_is_far_off_is_an_alarm() -> None:
@@ -87,5 +97,5 @@ def test_one_place_that_is_far_off_is_an_alarm() -> None:
 
 def test_a_wrong_stretch_within_a_long_sample_is_an_alarm() -> None:
     watch = Watch(Bounds(tolerance=3.0))
-    places = [RIGHT] * 150 + [replace(RIGHT, error=0.05)] * 150 + [RIGHT] * 300
+    places = [RIGHT] * 150 + [replace(RIGHT, error=0.05)] * 160 + [RIGHT] * 300
     assert watch.take(places, [RIGHT] * len(places)) is not None
