@@ -15,7 +15,7 @@ from msgspec import structs
 from rocmforge.backend.protocol import Backend
 from rocmforge.engine.ipc.messages import Cancel, StepReport
 from rocmforge.engine.ipc.params import GenerateRequest, SamplingParams
-from rocmforge.engine.waiting.images import image_step
+from rocmforge.engine.waiting.images import image_step, in_order
 from tests.data.models.tiny_towers import (
     GEMMA3,
     GOLDEN_ROWS,
@@ -67,7 +67,7 @@ def test_a_tower_makes_the_rows_of_transformers(model: TinyTower, loaded: Loaded
         hidden = loaded.tower.collect().hidden
         assert hidden is not None
         assert hidden.shape == (span.num_rows, loaded.tower.info.hidden_size)
-        found = hidden[list(GOLDEN_ROWS)]
+        found = in_order(hidden, span, loaded.vision.processor)[list(GOLDEN_ROWS)]
         assert np.abs(found - expected[number]).max() < TOLERANCE * expected.std()
 
 

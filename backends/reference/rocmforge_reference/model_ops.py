@@ -181,11 +181,12 @@ class ReferenceOps:
         gate: Weight | None,
         up: Weight,
         activation: ActivationFunction,
+        biases: tuple[Weight | None, Weight | None] = (None, None),
     ) -> Float32Array:
-        ups = self.linear(step, x, up, None)
+        ups = self.linear(step, x, up, biases[1])
         if gate is None:
             return ops.activate(ups, activation)
-        return ops.gated(self.linear(step, x, gate, None), ups, activation)
+        return ops.gated(self.linear(step, x, gate, biases[0]), ups, activation)
 
     def add_norm_route(
         self,
@@ -443,7 +444,7 @@ class ReferenceOps:
             _heads(q, layer.key_dim),
             _heads(k, layer.key_dim),
             _heads(v, layer.value_dim),
-            step.input.query_start,
+            step.input.tile_windows if spec.tile_windows else step.input.query_start,
             spec.scale,
             reach=None if spec.window is None else spec.window - 1,
             slopes=slopes,

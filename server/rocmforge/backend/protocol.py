@@ -187,6 +187,9 @@ class StepInput:
     patches: Float32Array = field(  # [T, ModelConfig.patch_features]; [0, 0] of other models
         default_factory=lambda: np.zeros((0, 0), np.float32)
     )
+    # Of a tower with windows of a tile, the first token of each and the one behind the last: one
+    # sequence, whose tokens are in their order. Else empty.
+    tile_windows: Int32Array = field(default_factory=lambda: np.zeros(0, np.int32))  # [windows + 1]
     # Of a tower with a table for places of its own, the four rows of it between which each patch
     # lies, and how much of each is taken; else empty.
     place_ids: Int32Array = field(default_factory=lambda: np.zeros((0, 4), np.int32))  # [T, 4]

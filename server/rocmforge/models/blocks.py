@@ -256,7 +256,9 @@ class FeedForward(Generic[W]):
     up: W = field(
         metadata=column("intermediate_size", "hidden_size", group=Fusion.GATE_UP, adaptable=True)
     )
-    up_bias: W | None = field(default=None, metadata=column("intermediate_size"))  # without a gate
+    # Of towers, and of networks without a gate.
+    gate_bias: W | None = field(default=None, metadata=column("intermediate_size"))
+    up_bias: W | None = field(default=None, metadata=column("intermediate_size"))
     down: W = field(metadata=row("hidden_size", "intermediate_size", adaptable=True))
     down_bias: W | None = field(default=None, metadata=row("hidden_size"))
 

@@ -259,6 +259,7 @@ class LayerConfig:
     value_dim: int  # elements of a head of values
     attention_scale: float  # of query times key
     window: int | None  # a token sees itself and window - 1 before it, unless causal also after it
+    tile_windows: bool = False  # of a tower: patches see those of their square of the tile alone
     local_rope: bool  # rotates as `ModelConfig.local_rope` says
     rotates: bool = True  # queries and keys do, if `ModelConfig.rope` says how
     intermediate_size: int  # 0: it has experts only, or no network

@@ -437,6 +437,16 @@ FAMILIES: Final[Mapping[str, ModelFamily]] = MappingProxyType(
             activation=ActivationFunction.GELU,
             has_rope=False,
         ),
+        # Bai et al. 2025, arXiv:2502.13923: patches have no embedding of their place.
+        "qwen25vl-tower": ModelFamily(
+            has=_NORMS
+            | _ATTENTION
+            | _BIASES
+            | {"patches.matrix", "projector.matrix", "projector.matrix_bias"}
+            | {"projector.inner", "projector.inner_bias", "feed_forward.gate"}
+            | {"feed_forward.gate_bias", "feed_forward.up_bias", "feed_forward.down_bias"},
+            causal=False,
+        ),
         # Günther et al. 2023, arXiv:2310.19923.
         "jina-bert-v2": ModelFamily(
             has=_ENCODER | {"feed_forward.gate"},

@@ -155,7 +155,8 @@ _GEMMA_NORMS: Final = ("pre_feedforward_layernorm", "post_feedforward_layernorm"
 def text_shapes(
     prefix: str, text: dict[str, Any], norms: tuple[str, ...] = ()
 ) -> dict[str, tuple[int, ...]]:
-    hidden, inner, head = text["hidden_size"], text["intermediate_size"], text["head_dim"]
+    hidden, inner = text["hidden_size"], text["intermediate_size"]
+    head = text.get("head_dim", hidden // text["num_attention_heads"])
     q, kv = head * text["num_attention_heads"], head * text["num_key_value_heads"]
     layer = {
         "input_layernorm": (hidden,),
@@ -182,6 +183,12 @@ def text_shapes(
             f"{prefix}layers.{index}.{name}.weight": shape
             for index in range(text["num_hidden_layers"])
             for name, shape in layer.items()
+        },
+        **{
+            f"{prefix}layers.{index}.self_attn.{part}_proj.bias": (rows,)
+            for index in range(text["num_hidden_layers"])
+            for part, rows in (("q", q), ("k", kv), ("v", kv))
+            if text["model_type"] == "qwen2_5_vl_text"
         },
     }
 
@@ -405,7 +412,7 @@ def hf_weights(model: TinyTower) -> Tensors:
     weights: Tensors = {}
     for name, shape in model.shapes.items():
         noise = rng.standard_normal(shape, dtype=np.float32)
-        if "norm" in name and name.endswith("weight"):
+        if ("norm" in name or "ln_q" in name) and name.endswith("weight"):
             adds_one = model.averages or model.name == "qwen3_5"
             less = adds_one and ("language_model" in name or "soft_emb" in name)
             less = less and "linear_attn" not in name
@@ -570,7 +577,7 @@ def _write_qwen_files(
     """Does as `write_tower_files`; names are those of the converter's table, or of its own code."""
     text, vision = model.config["text_config"], model.config["vision_config"]
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.MMPROJ, vision["depth"])
-    merging = vision["deepstack_visual_indexes"]
+    merging = vision.get("deepstack_visual_indexes", ())
     own, of_tower = {}, {}
     for name, weight in hf_weights(model).items():
         if not name.startswith("model.visual."):
@@ -582,9 +589,17 @@ def _write_qwen_files(
         if parts[1] == "deepstack_merger_list":
             part = parts[3].replace("linear_", "")
             of_tower[f"v.deepstack.{merging[int(parts[2])]}.{part}.{kind}"] = weight
-        elif parts[1] == "merger":
-            part = {"norm": "v.post_ln", "linear_fc1": "mm.0", "linear_fc2": "mm.2"}[parts[2]]
+        elif parts[1] == "merger" and parts[2] != "mlp":
+            part = {
+                "norm": "v.post_ln",
+                "ln_q": "v.post_ln",
+                "linear_fc1": "mm.0",
+                "linear_fc2": "mm.2",
+            }[parts[2]]
             of_tower[f"{part}.{kind}"] = weight
+        elif "window_size" in vision and parts[-1] == "qkv":  # as that converter cuts them
+            for part, third in zip("qkv", np.split(weight, 3), strict=True):
+                of_tower[f"v.blk.{parts[2]}.attn_{part}.{kind}"] = third
         elif weight.ndim == 5:
             of_tower["v.patch_embd.weight"] = np.ascontiguousarray(weight[:, :, 0])
             of_tower["v.patch_embd.weight.1"] = np.ascontiguousarray(weight[:, :, 1])
@@ -596,10 +611,12 @@ def _write_qwen_files(
     path = write_gguf(
         folder / "model.gguf", gguf_metadata(recipe) | {"tokenizer.ggml.tokens": tokens}, own
     )
-    side = vision["patch_size"]
+    side, windows = vision["patch_size"], "window_size" in vision
+    if windows:
+        keys = {"n_wa_pattern": vision["fullatt_block_indexes"][0] + 1, **keys}
     said = {
         "projection_dim": text["hidden_size"],
-        "image_size": int(vision["num_position_embeddings"] ** 0.5) * side,
+        "image_size": int(vision.get("num_position_embeddings", 4900) ** 0.5) * side,
         "patch_size": side,
         "embedding_length": vision["hidden_size"],
         "feed_forward_length": vision["intermediate_size"],
@@ -607,6 +624,7 @@ def _write_qwen_files(
         "attention.head_count": vision["num_heads"],
         "attention.layer_norm_epsilon": text["rms_norm_eps"],
         "spatial_merge_size": vision["spatial_merge_size"],
+        "window_size": vision.get("window_size"),
         "is_deepstack_layers": np.array([n in merging for n in range(vision["depth"])]),
         "image_min_pixels": model.processor["size"]["shortest_edge"],
         "image_max_pixels": model.processor["size"]["longest_edge"],
@@ -617,8 +635,8 @@ def _write_qwen_files(
     metadata = {
         "general.architecture": "clip",
         "clip.has_vision_encoder": True,
-        "clip.projector_type": "qwen3vl_merger",
-        "clip.use_gelu": True,
+        "clip.projector_type": "qwen2.5vl_merger" if windows else "qwen3vl_merger",
+        "clip.use_silu" if windows else "clip.use_gelu": True,
         **{f"clip.vision.{key}": value for key, value in said.items() if value is not None},
     }
     write_gguf(folder / "mmproj-model-f32.gguf", metadata, of_tower)
@@ -628,20 +646,21 @@ def _write_qwen_files(
 def _gguf_recipe(model: TinyTower) -> TinyModel:
     """The model beside the tower, as GGUF files have it."""
     text = model.config["text_config"]
-    keys: dict[str, Any] = {
-        "attention.key_length": text["head_dim"],
-        "attention.value_length": text["head_dim"],
-    }
+    head = text.get("head_dim", text["hidden_size"] // text["num_attention_heads"])
+    keys: dict[str, Any] = {"attention.key_length": head, "attention.value_length": head}
     if model.is_qwen:
         sections = [*text["rope_parameters"]["mrope_section"], 0]
         keys |= {
             "rope.freq_base": 10000.0,
             "rope.dimension_sections": np.array(sections, np.int32),
-            "n_deepstack_layers": len(model.config["vision_config"]["deepstack_visual_indexes"]),
         }
-        return TinyModel(
-            name=model.name, architecture="qwen3vl", hf_class="Qwen3VL", config=text, keys=keys
-        )
+        merging = model.config["vision_config"].get("deepstack_visual_indexes")
+        if merging is None:
+            name, kind = "qwen2vl", "Qwen2_5_VL"
+        else:
+            name, kind = "qwen3vl", "Qwen3VL"
+            keys["n_deepstack_layers"] = len(merging)
+        return TinyModel(name=model.name, architecture=name, hf_class=kind, config=text, keys=keys)
     if not model.averages:
         keys |= {"rope.freq_base": 10000.0, "rope.dimension_count": text["head_dim"]}
         return TinyModel(

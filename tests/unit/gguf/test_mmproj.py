@@ -22,6 +22,7 @@ from tests.data.models.tiny_towers import (
     write_tower_files,
     write_tower_folder,
 )
+from tests.data.models.tiny_windows import QWEN25_VL
 from tests.data.models.towers import IN_FILES
 
 
@@ -158,6 +159,32 @@ def test_a_model_without_the_token_behind_lines_takes_no_images_of_mistral(tmp_p
     path.write_bytes(path.read_bytes().replace(b"[IMG_BREAK]", b"[IMG_SPLIT]"))
     with pytest.raises(RocmForgeError, match=r"no token \[IMG_BREAK\]"):
         open_gguf_checkpoint(path, mmproj=tmp_path / "mmproj-model-f32.gguf")
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"n_wa_pattern": None}, "n_wa_pattern"),
+        ({"n_wa_pattern": 0}, "n_wa_pattern"),
+        ({"window_size": 15}, "windows of 15 pixels"),
+        ({"projection_dim": 64}, "the tower of another model"),
+    ],
+)
+def test_a_tower_with_windows_that_does_not_fit_is_refused(
+    tmp_path: Path, keys: dict[str, Any], message: str
+) -> None:
+    path = write_tower_files(QWEN25_VL, tmp_path, **keys)
+    with pytest.raises(RocmForgeError, match=message):
+        open_gguf_checkpoint(path, mmproj=tmp_path / "mmproj-model-f32.gguf")
+
+
+def test_windows_have_112_pixels_where_a_file_does_not_say_it(tmp_path: Path) -> None:
+    with open_checkpoint(write_tower_files(QWEN25_VL, tmp_path, window_size=None)) as checkpoint:
+        assert checkpoint.vision is not None
+        assert checkpoint.tower is not None
+        assert checkpoint.vision.processor.window == 112 // (2 * 8)
+        layers = checkpoint.tower.config.layers
+        assert [layer.tile_windows for layer in layers] == [True, False, True, False]
 
 
 def test_what_a_file_of_qwen_leaves_out_is_as_its_maker_has_it(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from tests.data.models.tiny_towers import (
     hf_weights,
     write_tower_folder,
 )
+from tests.data.models.tiny_windows import QWEN25_VL
 from tests.support.safetensors_writer import write_safetensors
 
 
@@ -372,3 +374,55 @@ def test_a_tower_of_internvl_lacks_no_weight(tmp_path: Path, missing: str) -> No
     write_safetensors(path / "model.safetensors", weights)
     with pytest.raises(UnsupportedTensor, match=missing):
         open_checkpoint(path)
+
+
+def write_windows(folder: Path, **vision: Any) -> Path:
+    """The tiny Qwen2.5-VL with changes to its tower's configuration."""
+    own = QWEN25_VL.config["vision_config"] | vision
+    return write_tower_folder(QWEN25_VL, folder, vision_config=own)
+
+
+@pytest.mark.parametrize(
+    ("vision", "message"),
+    [
+        ({"window_size": 15}, "15 pixels are less than a row"),
+        ({"fullatt_block_indexes": [1, 4]}, r"\[1.0, 4.0\] of 4 layers"),
+        ({"hidden_act": "quick_gelu"}, "quick_gelu"),
+        ({"hidden_act": "gelu"}, "a tower with the activation gelu"),
+        ({"num_heads": 80}, "do not rotate by axes"),
+        ({"out_hidden_size": 64}, "64, and the model has 128"),
+    ],
+)
+def test_a_tower_with_windows_that_cannot_be_is_refused_by_its_name(
+    tmp_path: Path, vision: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(RocmForgeError, match=message):
+        open_checkpoint(write_windows(tmp_path / "model", **vision))
+
+
+def test_qwen_25_is_read_in_the_layout_in_which_it_was_published(tmp_path: Path) -> None:
+    """Keys of the text model stand outside, and names lack what Transformers puts before them."""
+    path, new = tmp_path / "model", write_windows(tmp_path / "new")
+    text = QWEN25_VL.config["text_config"]
+    old = {key: QWEN25_VL.config[key] for key in ("image_token_id", "tie_word_embeddings")}
+    rope = {"type": "mrope", "mrope_section": text["rope_parameters"]["mrope_section"]}
+    write_tower_folder(QWEN25_VL, path)
+    config = {key: value for key, value in text.items() if key != "rope_parameters"}
+    config |= old | {"model_type": "qwen2_5_vl", "rope_theta": 10000.0, "rope_scaling": rope}
+    vision = QWEN25_VL.config["vision_config"]
+    (path / "config.json").write_text(json.dumps(config | {"vision_config": vision}))
+    size = {"min_pixels": 1024, "max_pixels": 16384}
+    said = {key: value for key, value in QWEN25_VL.processor.items() if key != "size"} | size
+    (path / "preprocessor_config.json").write_text(json.dumps(said))
+    renamed = {
+        name.replace("model.visual.", "visual.").replace("language_model.", ""): weight
+        for name, weight in hf_weights(QWEN25_VL).items()
+    }
+    write_safetensors(path / "model.safetensors", renamed)
+    with open_checkpoint(path) as one, open_checkpoint(new) as other:
+        assert one.vision == other.vision
+        assert replace(one.config, name="") == replace(other.config, name="")
+        assert one.tower is not None
+        assert other.tower is not None
+        assert replace(one.tower.config, name="") == replace(other.tower.config, name="")
+        assert one.tower.weights.keys() == other.tower.weights.keys()

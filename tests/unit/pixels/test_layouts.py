@@ -20,6 +20,7 @@ from rocmforge.models.vision.image import (
     normalised,
     patch_axes,
     patch_positions,
+    window_order,
 )
 from rocmforge.pixels.processors.processing import layout
 
@@ -81,6 +82,13 @@ def test_patches_of_a_square_follow_each_other() -> None:
         *(8, 9, 12, 13),
         *(10, 11, 14, 15),
     ]
+
+
+def test_windows_of_a_tile_follow_each_other_as_in_transformers() -> None:
+    """Of three times five rows of embeddings; `get_vision_window_index` gave these."""
+    order, begins = window_order((6, 10), 2, 2)
+    assert order.tolist() == [0, 1, 5, 6, 2, 3, 7, 8, 4, 9, 10, 11, 12, 13, 14]
+    assert begins.tolist() == [0, 16, 32, 40, 48, 56, 60]
 
 
 def test_pixels_are_scaled_and_normed_by_colour() -> None:

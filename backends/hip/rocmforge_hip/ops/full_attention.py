@@ -101,17 +101,20 @@ class FullAttention:
     ) -> None:
         """Attends as `Ops.attend_all` says."""
         layer, shape = self._config.layers[spec.layer], step.shape
-        longest = max(shape.longest_prefill, 1)
+        begins, longest, count = step.inputs.query_start, shape.longest_prefill, shape.sequences
+        if spec.tile_windows:
+            begins, longest = step.inputs.tile_windows, shape.longest_window
+            count = shape.tile_windows
         is_near = spec.window is not None or self._slopes is not None
         reach = 0 if spec.window is None else spec.window - 1
         kernel = self._near if is_near else self._full
         kernel.launch(
-            (ceil_div(longest, ATTENTION_ROWS), layer.num_heads, shape.sequences),
+            (ceil_div(max(longest, 1), ATTENTION_ROWS), layer.num_heads, count),
             _THREADS,
             q=f16_of(q),
             k=f16_of(k),
             v=f16_of(v),
-            query_start=step.inputs.query_start,
+            query_start=begins,
             out=f16_of(out),
             q_stride=q.stride or q.features,
             k_stride=k.stride or k.features,

@@ -306,6 +306,7 @@ class HipOps:
         gate: Weight | None,
         up: Weight,
         activation: ActivationFunction,
+        biases: tuple[Weight | None, Weight | None] = (None, None),
     ) -> Activation:
         if gate is None:
             return self._squared_linear(step, x, part_of(up))
@@ -316,7 +317,8 @@ class HipOps:
             rounded = self.products.gated_int8(x, part_of(gate), GATES[activation])
             if rounded is not None:
                 return rounded
-        return self.products.multiply(x, part_of(gate), None, GATES[activation])
+        bias, up_bias = biases
+        return self.products.multiply(x, part_of(gate), bias, GATES[activation], up_bias=up_bias)
 
     def _squared_linear(self, step: DeviceStep, x: Activation, up: MatrixPart) -> Activation:
         """Returns the squared ReLU of a product, in the forms that the next one reads."""

@@ -75,6 +75,8 @@ class StepShape:
     window_groups: int = 0  # of layers, with block tables of their own
     has_axes: bool = False  # positions have several, and `rope_rows` says what tokens rotate by
     has_places: bool = False  # of patches, between those of a table
+    tile_windows: int = 0  # in which patches see each other
+    longest_window: int = 0  # patches of the largest
     both_ways: bool = False  # some tokens see others behind them
     predictor: PredictorUse = PredictorUse.NONE
 
@@ -192,6 +194,7 @@ class StepArrays(Generic[X]):
     hidden_ranges: X  # int32 [sums, 2]
     place_ids: X  # int32 [T, 4], as `StepInput.place_ids`, or empty
     place_shares: X  # float32 [T, 4]
+    tile_windows: X  # int32 [tile_windows + 1], as `StepInput.tile_windows`, or empty
     lora_tiles: X  # int32 [lora_tiles, 3]
     lora_order: X  # int32 [T]; empty if no sequence has an adapter
     # The sizes of the others are not part of the shape: rows with lists are not sampled in a graph.
@@ -244,6 +247,7 @@ def _specs(shape: StepShape, lists: ListSizes) -> StepArrays[ArraySpec]:
         hidden_ranges=spec((shape.sums, 2), "i4"),
         place_ids=spec((tokens if shape.has_places else 0, 4), "i4"),
         place_shares=spec((tokens if shape.has_places else 0, 4), "f4"),
+        tile_windows=spec((shape.tile_windows + 1 if shape.tile_windows else 0,), "i4"),
         lora_tiles=spec((shape.lora_tiles, 3), "i4"),
         lora_order=spec((tokens if shape.lora_tiles else 0,), "i4"),
         seen_offsets=offsets,
@@ -384,6 +388,7 @@ def _contents(
         hidden_ranges=(step.hidden_ranges, 0),
         place_ids=(step.place_ids, 0),
         place_shares=(step.place_shares, 0),
+        tile_windows=(step.tile_windows, 0),
         lora_tiles=(tiles, 0),
         lora_order=(order, 0),
         seen_offsets=(batch.seen_offsets, int(batch.seen_offsets[-1])),

@@ -553,5 +553,7 @@ def exact_shape(
         window_groups=len(step.window_tables),
         has_axes=has_axes,
         has_places=len(step.place_ids) > 0,
+        tile_windows=max(len(step.tile_windows) - 1, 0),
+        longest_window=int(np.diff(step.tile_windows).max(initial=0)),
         both_ways=len(step.seen_ends) > 0,
     )

@@ -117,7 +117,7 @@ def fit_tower(
                 return _pad(tensor, columns=head)
             case "feed_forward.up" | "feed_forward.gate":
                 return _pad(tensor, rows=inner)
-            case "feed_forward.up_bias" | "feed_forward.down":
+            case "feed_forward.gate_bias" | "feed_forward.up_bias" | "feed_forward.down":
                 return _pad(tensor, columns=inner)
         return tensor
 

@@ -8,9 +8,10 @@ from itertools import chain
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 from msgspec import structs
 
-from rocmforge.backend.protocol import Float32Array, Runner, StepInput
+from rocmforge.backend.protocol import Float32Array, Int32Array, Runner, StepInput
 from rocmforge.engine.ipc.params import FinishReason, GenerateRequest, TokenEvent
 from rocmforge.engine.ipc.prompt import EmbeddingSpan, ImageSpan, Prompt, TokenSpan
 from rocmforge.engine.ipc.totals import Totals
@@ -22,6 +23,7 @@ from rocmforge.models.vision.image import (
     normalised,
     patch_axes,
     patch_positions,
+    window_order,
 )
 
 KEPT_BYTES: Final = 256 << 20
@@ -120,6 +122,7 @@ class WaitingImages(HeldRequests[Rows]):
         if not _is_finite(found):
             message = "The model computed NaN or infinity of an image of this request."
             return [self._end(number, FinishReason.ERROR, now_ns, message) for number, _ in asking]
+        found = in_order(found, span, self._processor)
         for _, rows in asking:
             rows[span.identity] = found
         self._keep(span.identity, found)
@@ -183,13 +186,20 @@ def image_step(step_id: int, span: ImageSpan, processor: ProcessorConfig) -> Ste
     count, rows = span.grid[0] * span.grid[1], span.num_rows
     bounds = np.linspace(0, count, rows + 1).astype(np.int32)
     patches: Float32Array = normalised(span.patches, processor)
-    places = patch_positions(span.grid, processor.merge)
+    token_ids, places = patch_positions(span.grid, processor.merge), _places(span, processor)
     if processor.has_class:
-        patches, places = np.pad(patches, ((0, 1), (0, 0))), np.append(places, np.int32(count))
-    tokens = len(places)
+        patches = np.pad(patches, ((0, 1), (0, 0)))
+        token_ids = np.append(token_ids, np.int32(count))
+    if processor.window:
+        order, places["tile_windows"] = _windows(span, processor)
+        turned = np.arange(count).reshape(rows, -1)[order].reshape(-1)
+        patches, token_ids = patches[turned], token_ids[turned]
+        for name in ("axis_positions", "place_ids", "place_shares"):
+            places[name] = places[name][turned]
+    tokens = len(token_ids)
     return StepInput(
         step_id=step_id,
-        token_ids=places,
+        token_ids=token_ids,
         token_source=np.full(tokens, -1, np.int32),
         positions=np.arange(tokens, dtype=np.int32),
         slot_mapping=np.zeros(tokens, np.int64),
@@ -200,12 +210,35 @@ def image_step(step_id: int, span: ImageSpan, processor: ProcessorConfig) -> Ste
         sampling=no_sampling(),
         hidden_ranges=np.stack([bounds[:-1], bounds[1:]], axis=1),
         patches=patches,
-        **(_places(span, processor) if processor.places else {}),
+        **places,
     )
+
+
+def in_order(rows: Float32Array, span: ImageSpan, processor: ProcessorConfig) -> Float32Array:
+    """Returns the rows of embeddings that the step of a tile has made, in the order of its prompt.
+
+    Args:
+        rows: In the order of the step, [rows, features].
+        span: The tile.
+        processor: Of the model.
+    """
+    if not processor.window:
+        return rows
+    found = np.empty_like(rows)
+    found[_windows(span, processor)[0]] = rows
+    return found
+
+
+def _windows(
+    span: ImageSpan, processor: ProcessorConfig
+) -> tuple[npt.NDArray[np.intp], Int32Array]:
+    return window_order(span.grid, processor.merge, processor.window)
 
 
 def _places(span: ImageSpan, processor: ProcessorConfig) -> dict[str, Any]:
     """Returns where the patches of a tile lie, of a tower whose table has places of its own."""
+    if not processor.places:
+        return {}
     axes = patch_axes(span.grid, processor.merge)
     ids, shares = between_places(axes, span.grid, processor.places)
     return {"axis_positions": axes, "place_ids": ids, "place_shares": shares}

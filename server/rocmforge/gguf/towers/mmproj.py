@@ -12,6 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
+import msgspec
 import numpy as np
 
 from rocmforge.checkpoint.tensor import Summed, Tensor
@@ -38,6 +39,7 @@ from rocmforge.models.vision.config import (
 from rocmforge.models.vision.towers import (
     PIXTRAL_TOWERS,
     PLACEHOLDERS,
+    WITHOUT_PLACES,
     beside_tower,
     pixtral_config,
     qwen_tower_config,
@@ -81,7 +83,7 @@ _OUTSIDE: Final = MappingProxyType(
         "mm.model.mlp.1.bias": "projector.inner_bias",
         "mm.model.mlp.3.weight": "projector.matrix",
         "mm.model.mlp.3.bias": "projector.matrix_bias",
-        # Of Qwen3-VL.
+        # Of Qwen2.5-VL and Qwen3-VL.
         "mm.0.weight": "projector.inner",
         "mm.0.bias": "projector.inner_bias",
         "mm.2.weight": "projector.matrix",
@@ -109,18 +111,24 @@ _SECOND_PICTURE: Final = "v.patch_embd.weight.1"
 """What a patch of the next picture of a film is multiplied with."""
 _BREAK: Final = ("[IMG_BREAK]", "v.token_embd.img_break")
 """The token between lines of rows of Pixtral's, and its embedding, which the model has, too."""
-# Pixels of a picture, where a file does not say it: those of 64 to 4,096 tokens.
+# Pixels of a picture, where a file does not say it: those of 64 to 4,096 tokens, and of
+# Qwen2.5-VL of 4 to 4,096.
 _QWEN_PIXELS: Final = (65_536, 4_194_304)
+_QWEN25_PIXELS: Final = (3_136, 3_211_264)
 _KINDS: Final = MappingProxyType(
     {
         "idefics3": ProcessorKind.IDEFICS3,
         "gemma3": ProcessorKind.GEMMA3,
         "internvl": ProcessorKind.INTERNVL,
         "pixtral": ProcessorKind.PIXTRAL,
+        "qwen2.5vl_merger": ProcessorKind.QWEN_VL,
         "qwen3vl_merger": ProcessorKind.QWEN_VL,
     }
 )
 """By the type of the projector."""
+_WITH_WINDOWS: Final = "qwen2.5vl_merger"
+_WINDOW: Final = 112
+"""Pixels of a side of Qwen2.5-VL's windows, which files do not say."""
 _LAYER: Final = re.compile(r"v\.(blk|deepstack)\.(\d{1,4})\.(\w+)\.(weight|bias)")
 
 
@@ -162,18 +170,20 @@ def _read(
     if (architecture := file.get_str("general.architecture", "unknown")) != "clip":
         raise UnsupportedArchitecture(f"a tower of the architecture {architecture}", ("clip",))
     kinds = file.get_str("clip.projector_type", ""), file.get_str(f"{_VISION}projector_type", "")
-    kind = _KINDS.get(kinds[0]) or _KINDS.get(kinds[1])
-    if kind is None:
+    projector = next((name for name in kinds if name in _KINDS), None)
+    if projector is None:
         raise UnsupportedArchitecture(
             f"a tower with the projector {' '.join(filter(None, kinds)) or 'that has no name'}",
             tuple(_KINDS),
         )
+    kind = _KINDS[projector]
     if (size := file.get_int(f"{_VISION}projection_dim")) != embedding_size:
         raise ModelLoadError(
             f"{file.path} makes rows of {size} numbers, and the model has {embedding_size}: it is "
             "the tower of another model."
         )
-    processor = _processor(file, kind)
+    has_windows = projector == _WITH_WINDOWS
+    processor = _with_windows(file) if has_windows else _processor(file, kind)
     markers = [marker for marker in PLACEHOLDERS[kind] if marker in tokens]
     if not markers:
         marker = PLACEHOLDERS[kind][-1]
@@ -240,7 +250,7 @@ def _tiles(file: GgufFile) -> tuple[int, int]:
     return least, most
 
 
-def _qwen_processor(file: GgufFile) -> ProcessorConfig:
+def _qwen_processor(file: GgufFile, pixels: tuple[int, int] = _QWEN_PIXELS) -> ProcessorConfig:
     """Reads the same of Qwen3-VL, whose pictures keep their shape."""
     patch = _positive(file, "patch_size", _MOST_PIXELS)
     merge = _positive(file, "spatial_merge_size") if _has(file, "spatial_merge_size") else 2
@@ -248,7 +258,7 @@ def _qwen_processor(file: GgufFile) -> ProcessorConfig:
         _positive(file, f"image_{kind}_pixels", _MOST_PIXELS * 1024)
         if _has(file, f"image_{kind}_pixels")
         else usual
-        for kind, usual in zip(("min", "max"), _QWEN_PIXELS, strict=True)
+        for kind, usual in zip(("min", "max"), pixels, strict=True)
     )
     if least > most:
         raise BadGguf(str(file.path), f"pictures of {least} to {most} pixels")
@@ -283,6 +293,17 @@ def _pixtral_processor(file: GgufFile) -> ProcessorConfig:
     return found
 
 
+def _with_windows(file: GgufFile) -> ProcessorConfig:
+    """Reads the same of Qwen2.5-VL, whose tower has windows and no table of places."""
+    processor = _qwen_processor(file, _QWEN25_PIXELS)
+    pixels = _positive(file, "window_size") if _has(file, "window_size") else _WINDOW
+    window = pixels // (processor.patch * processor.merge)
+    if not window:
+        reason = f"windows of {pixels} pixels are less than a row of embeddings has"
+        raise BadGguf(str(file.path), reason)
+    return msgspec.structs.replace(processor, window=window, places=1)
+
+
 def _has(file: GgufFile, key: str) -> bool:
     return _VISION + key in file.metadata
 
@@ -300,7 +321,9 @@ def _merging_layers(file: GgufFile, count: int) -> list[bool]:
 
 def _config(file: GgufFile, processor: ProcessorConfig, embedding_size: int) -> ModelConfig:
     is_pixtral = processor.kind is ProcessorKind.PIXTRAL
-    is_silu = is_pixtral and file.get_bool("clip.use_silu", False)
+    is_silu = (is_pixtral or processor.window > 0) and file.get_bool("clip.use_silu", False)
+    if processor.window and not is_silu:
+        raise UnsupportedArchitecture("such a tower without SiLU (clip.use_silu)", ("SiLU",))
     if not is_silu and not file.get_bool("clip.use_gelu", False):
         raise UnsupportedArchitecture("a tower without GELU (clip.use_gelu)", ("GELU",))
     hidden_size, heads = (
@@ -334,9 +357,16 @@ def _config(file: GgufFile, processor: ProcessorConfig, embedding_size: int) -> 
         act = ActivationFunction.SILU if is_silu else ActivationFunction.GELU
     if processor.kind is ProcessorKind.QWEN_VL:
         make, merged = qwen_tower_config, hidden_size * processor.merge**2
+        act = ActivationFunction.SILU if is_silu else act
+        # The last of so many layers sees the whole tile.
+        period = _positive(file, "n_wa_pattern", MAX_LAYERS) if processor.window else 1
         layers = tuple(
-            replace(layer, merger_features=merged if merges else 0)
-            for merges in _merging_layers(file, count)
+            replace(
+                layer,
+                merger_features=merged if merges else 0,
+                tile_windows=(index + 1) % period > 0,
+            )
+            for index, merges in enumerate(_merging_layers(file, count))
         )
     return make(
         file.path.stem,
@@ -359,7 +389,7 @@ def _checkpoint(file: GgufFile, config: ModelConfig) -> Checkpoint:
         else:
             path = paths[0]
             weights[path] = as_declared(tensor, known[path]) if path in known else tensor
-    if config.architecture == "qwen3vl-tower" and _SECOND_PICTURE in file.tensors:
+    if config.rope is not None and _SECOND_PICTURE in file.tensors:
         del weights[_paths_of(_SECOND_PICTURE)[0]]
         pictures = [file.tensors[name] for name in ("v.patch_embd.weight", _SECOND_PICTURE)]
         shape = config.hidden_size, config.patch_features
@@ -368,6 +398,7 @@ def _checkpoint(file: GgufFile, config: ModelConfig) -> Checkpoint:
         weights.pop(_paths_of(_BREAK[1])[0], None)
         halves_of_heads(config, weights)
         merge_by_patch(config, weights)
+    if config.architecture in WITHOUT_PLACES:
         without_places(config, weights)
     _exchange_networks(config, weights)
     if config.tower is not None and config.tower.averages:

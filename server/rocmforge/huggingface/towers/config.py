@@ -11,6 +11,8 @@ from math import isqrt
 from types import MappingProxyType
 from typing import Final
 
+import msgspec
+
 from rocmforge.errors import UnsupportedArchitecture
 from rocmforge.huggingface.config.decoders import activation, norm_eps, num_layers
 from rocmforge.huggingface.config.heads import read_layer
@@ -34,6 +36,7 @@ _MOST_PIXELS: Final = 65_536
 _MOST_TILES: Final = 64
 _SIDES: Final = ("image_size", "patch_size")
 _PIXTRAL_EPS: Final = 1e-5  # of the norms of such a tower; files do not say it
+_GELUS: Final = (ActivationFunction.GELU, ActivationFunction.GELU_TANH)
 _Colours = tuple[float, float, float]
 _HALF: Final = (0.5, 0.5, 0.5)
 _CLIP_MEAN: Final = (0.48145466, 0.4578275, 0.40821073)
@@ -105,7 +108,7 @@ def _siglip(
 ) -> ModelConfig:
     """Reads a tower of the kind of SigLIP."""
     act = activation(vision, "hidden_act", "gelu_pytorch_tanh")
-    if act not in (ActivationFunction.GELU, ActivationFunction.GELU_TANH):
+    if act not in _GELUS:
         raise UnsupportedArchitecture(f"a tower with the activation {act}", ("GELU",))
     side = vision.get_positive("image_size") // processor.patch
     if processor.tile // processor.patch != side:
@@ -157,9 +160,12 @@ def _gemma3(config: JsonObject, vision: JsonObject, pictures: JsonObject) -> Pro
     )
 
 
-def _qwen(config: JsonObject, vision: JsonObject, pictures: JsonObject) -> ProcessorConfig:
+def _qwen(
+    config: JsonObject, vision: JsonObject, pictures: JsonObject, patch: int = 16
+) -> ProcessorConfig:
     """Reads the processor of Qwen3-VL and Qwen 3.5."""
-    for key, kept in (("patch_size", 16), ("temporal_patch_size", 2), ("spatial_merge_size", 2)):
+    usual = {"patch_size": patch, "temporal_patch_size": 2, "spatial_merge_size": 2}
+    for key, kept in usual.items():
         theirs = "merge_size" if key == "spatial_merge_size" else key
         if pictures.get_positive(theirs, kept) != vision.get_positive(key):
             raise pictures.bad(theirs, f"the tower says {vision.get_positive(key)} ({key})")
@@ -183,15 +189,27 @@ def _qwen(config: JsonObject, vision: JsonObject, pictures: JsonObject) -> Proce
     )
 
 
+def _qwen25(config: JsonObject, vision: JsonObject, pictures: JsonObject) -> ProcessorConfig:
+    """Reads the processor of Qwen2.5-VL, and the windows of its tower."""
+    # Its patches have no embedding of their place: a table for one place is as good as none.
+    plain = vision.replaced({"num_position_embeddings": 1})
+    processor, pixels = _qwen(config, plain, pictures, 14), vision.get_positive("window_size")
+    window = pixels // (processor.patch * processor.merge)
+    if not window:
+        raise vision.bad("window_size", f"{pixels} pixels are less than a row of embeddings has")
+    return msgspec.structs.replace(processor, window=window)
+
+
 def _qwen_tower(
     vision: JsonObject, name: str, processor: ProcessorConfig, embedding_size: int
 ) -> ModelConfig:
-    """Reads the tower of Qwen3-VL and Qwen 3.5."""
+    """Reads the tower of Qwen2.5-VL, Qwen3-VL and Qwen 3.5."""
     own = {"num_attention_heads": "num_heads", "num_hidden_layers": "depth"}
     vision = vision.replaced({ours: vision.get_positive(theirs) for ours, theirs in own.items()})
     act = activation(vision, "hidden_act", "gelu_pytorch_tanh")
-    if act not in (ActivationFunction.GELU, ActivationFunction.GELU_TANH):
-        raise UnsupportedArchitecture(f"a tower with the activation {act}", ("GELU",))
+    known = (ActivationFunction.SILU,) if processor.window else _GELUS
+    if act not in known:
+        raise UnsupportedArchitecture(f"a tower with the activation {act}", known)
     if (size := vision.get_positive("out_hidden_size")) != embedding_size:
         raise vision.bad("out_hidden_size", f"{size}, and the model has {embedding_size}")
     hidden_size = vision.get_positive("hidden_size")
@@ -204,6 +222,15 @@ def _qwen_tower(
         raise vision.bad("deepstack_visual_indexes", f"{list(indices)} of {len(layers)} layers")
     for index in map(int, indices):
         layers[index] = replace(layer, merger_features=merged)
+    if processor.window:
+        key = "fullatt_block_indexes"
+        seeing_all = vision.get_numbers(key) or ()
+        if not set(seeing_all) <= set(range(len(layers))):
+            raise vision.bad(key, f"{list(seeing_all)} of {len(layers)} layers")
+        layers = [
+            replace(layer, tile_windows=index not in seeing_all)
+            for index, layer in enumerate(layers)
+        ]
     return qwen_tower_config(
         name,
         processor,
@@ -444,6 +471,25 @@ _QWEN3: Final = TowerType(
     placeholder_key="image_token_id",
     placeholder=151655,
 )
+_QWEN25: Final = TowerType(
+    processor=_qwen25,
+    tower=_qwen_tower,
+    defaults={
+        "depth": 32,
+        "hidden_size": 3584,
+        "hidden_act": "silu",
+        "intermediate_size": 3420,
+        "num_heads": 16,
+        "patch_size": 14,
+        "spatial_merge_size": 2,
+        "temporal_patch_size": 2,
+        "window_size": 112,
+        "out_hidden_size": 3584,
+        "fullatt_block_indexes": [7, 15, 23, 31],
+    },
+    placeholder_key="image_token_id",
+    placeholder=151655,
+)
 _QWEN35: Final = replace(
     _QWEN3,
     defaults={**_QWEN3.defaults, "deepstack_visual_indexes": []},
@@ -499,6 +545,7 @@ TOWERS: Final[Mapping[str, TowerType]] = MappingProxyType(
         "internvl": _INTERNVL,
         "llava": _PIXTRAL,
         "mistral3": _MISTRAL3,
+        "qwen2_5_vl": _QWEN25,
         "qwen3_vl": _QWEN3,
         "qwen3_5": _QWEN35,
         "qwen3_5_moe": _QWEN35,

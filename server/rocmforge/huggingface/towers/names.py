@@ -183,6 +183,31 @@ INTERNVL: Final = NameTable(
 )
 """A tower of InternVL."""
 
+QWEN25: Final = replace(
+    QWEN,
+    parts=MappingProxyType(
+        {
+            **{name: ours for name, ours in QWEN.parts.items() if "mlp" not in name},
+            **weights_and_biases(
+                ("mlp.gate_proj", "feed_forward.gate"),
+                ("mlp.up_proj", "feed_forward.up"),
+                ("mlp.down_proj", "feed_forward.down"),
+            ),
+        }
+    ),
+    model=MappingProxyType(
+        {
+            "patch_embed.proj.weight": "patches.matrix",
+            "merger.ln_q.weight": "output_norm",
+            "merger.mlp.0.weight": "projector.inner",
+            "merger.mlp.0.bias": "projector.inner_bias",
+            "merger.mlp.2.weight": "projector.matrix",
+            "merger.mlp.2.bias": "projector.matrix_bias",
+        }
+    ),
+)
+"""A tower of Qwen2.5-VL."""
+
 TABLES: Final = (SIGLIP, QWEN, PIXTRAL, INTERNVL)
 """Of all towers."""
 
@@ -193,6 +218,8 @@ def tower_names(config: ModelConfig) -> NameTable:
         return SIGLIP
     if config.architecture in PIXTRAL_TOWERS:
         return PIXTRAL
+    if config.architecture == "qwen25vl-tower":
+        return QWEN25
     if config.architecture == "internvl-tower":
         return INTERNVL
     merging = [index for index, layer in enumerate(config.layers) if layer.merger_features]

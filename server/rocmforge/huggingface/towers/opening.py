@@ -16,7 +16,7 @@ from rocmforge.models.checkpoint import Checkpoint, Identity
 from rocmforge.models.config import ModelConfig
 from rocmforge.models.layouts import merge_by_patch, turn_projection, without_places
 from rocmforge.models.rope import RopeFactors
-from rocmforge.models.vision.towers import PIXTRAL_TOWERS
+from rocmforge.models.vision.towers import PIXTRAL_TOWERS, WITHOUT_PLACES
 from rocmforge.models.weights import check_weights
 
 
@@ -45,6 +45,7 @@ def open_tower(
         turn_projection(weights)
     if config.architecture in PIXTRAL_TOWERS:
         merge_by_patch(config, weights)
+    if config.architecture in WITHOUT_PLACES:
         without_places(config, weights)
     stored = [info.name for file in files for info in file.tensors]
     prefix = names.prefix_of(stored)

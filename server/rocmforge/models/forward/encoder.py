@@ -160,7 +160,9 @@ def _feed_forward(
     config: ModelConfig, feed_forward: FeedForward[W], ops: Ops[A, W, S], step: S, x: A
 ) -> A:
     if feed_forward.gate is not None:
-        inner = ops.gated_linear(step, x, feed_forward.gate, feed_forward.up, config.activation)
+        matrices = feed_forward.gate, feed_forward.up
+        biases = feed_forward.gate_bias, feed_forward.up_bias
+        inner = ops.gated_linear(step, x, *matrices, config.activation, biases)
     else:
         inner = ops.linear(step, x, feed_forward.up, feed_forward.up_bias)
         inner = ops.gelu(inner, config.activation)

@@ -39,6 +39,7 @@ class AttentionSpec:
     scale: float  # of query times key
     softcap: float | None  # cap * tanh(scores / cap)
     window: int | None  # a token sees itself and window - 1 before it, unless causal also after it
+    tile_windows: bool = False  # as `LayerConfig.tile_windows`
     local_rope: bool  # uses the second rope table
     rotates: bool  # queries and keys do
 
@@ -51,6 +52,7 @@ def attention_specs(config: ModelConfig) -> tuple[AttentionSpec, ...]:
             scale=layer.attention_scale,
             softcap=config.attention_softcap,
             window=layer.window,
+            tile_windows=layer.tile_windows,
             local_rope=layer.local_rope,
             rotates=layer.rotates and config.rope is not None,
         )
@@ -170,11 +172,18 @@ class Ops(Protocol[A, W, S]):
         ...
 
     def gated_linear(
-        self, step: S, x: A, gate: W | None, up: W, activation: ActivationFunction
+        self,
+        step: S,
+        x: A,
+        gate: W | None,
+        up: W,
+        activation: ActivationFunction,
+        biases: tuple[W | None, W | None] = (None, None),
     ) -> A:
         """Returns activation(x @ gate.T) * (x @ up.T): [T, intermediate_size].
 
         Without a gate, it is activation(x @ up.T). Adapters change gate and up as in `linear`.
+        Biases, of encoders alone, are added to the products with gate and with up.
         """
         ...
 

@@ -56,6 +56,9 @@ class ProcessorConfig(msgspec.Struct, frozen=True, kw_only=True):
     # 0: each patch has a row of its own.
     places: int = 0
     has_class: bool = False  # behind the patches of a tile, the tower reads one that is zeros
+    # Rows of embeddings of a side of the windows of a tile: squares within which patches see each
+    # other in some layers of the tower; 0: there are none.
+    window: int = 0
     has_axes: bool = False  # to the model, rows of embeddings have rows and columns
     # A pixel becomes (its number * rescale - mean) / std, of its colour.
     rescale: float = 1 / 255

@@ -103,6 +103,34 @@ def patch_axes(grid: tuple[int, int], merge: int) -> npt.NDArray[np.int32]:
     return np.stack(np.divmod(patch_positions(grid, merge), np.int32(grid[1])), axis=1)
 
 
+def window_order(
+    grid: tuple[int, int], merge: int, window: int
+) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.int32]]:
+    """Returns the rows of embeddings of a tile by windows, and where windows begin.
+
+    Windows follow each other from the top left one to the bottom right one, and so do the rows of
+    each. Those at the right and at the bottom may be smaller.
+
+    Args:
+        grid: Rows and columns of patches, which `merge` divides.
+        merge: Patches of a side of the square that a row is made of.
+        window: Rows of embeddings of a side of a window.
+
+    Returns:
+        The rows, [rows], and the first patch of each window, once they are in this order, and how
+        many patches there are: [windows + 1].
+    """
+    down, right = grid[0] // merge, grid[1] // merge
+    places = np.arange(down * right).reshape(down, right)
+    windows = [
+        places[top : top + window, left : left + window].ravel()
+        for top in range(0, down, window)
+        for left in range(0, right, window)
+    ]
+    ends = np.cumsum([0, *map(len, windows)], dtype=np.int32) * np.int32(merge * merge)
+    return np.concatenate(windows), ends
+
+
 def between_places(
     axes: npt.NDArray[np.int32], grid: tuple[int, int], side: int
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:

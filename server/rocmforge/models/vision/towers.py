@@ -62,6 +62,8 @@ PLACEHOLDERS: Final[Mapping[ProcessorKind, tuple[str, ...]]] = MappingProxyType(
 """The token that stands for a row, where a file does not say its id: the first that there is."""
 PIXTRAL_TOWERS: Final = frozenset({"pixtral", "pixtral-merging"})
 """The architectures of Pixtral's towers."""
+WITHOUT_PLACES: Final = PIXTRAL_TOWERS | {"qwen25vl-tower"}
+"""Those of towers without a table of positions."""
 
 
 def vision_config(processor: ProcessorConfig, placeholder: int) -> VisionConfig:
@@ -128,11 +130,11 @@ def qwen_tower_config(
     activation: ActivationFunction,
     theta: float = 10000.0,
 ) -> ModelConfig:
-    """Returns a tower of Qwen3-VL or Qwen 3.5; see `siglip_config`.
+    """Returns a tower of Qwen's; see `siglip_config`.
 
     Args:
         name: For messages.
-        processor: Prepares images for it.
+        processor: Prepares images for it; that of Qwen2.5-VL has windows.
         layers: Its layers; those with `merger_features` make rows for the first of the model's.
         hidden_size: Elements of its hidden states.
         embedding_size: The hidden size of the model beside it.
@@ -140,9 +142,10 @@ def qwen_tower_config(
         activation: Of its networks.
         theta: Of the rotation of queries and keys by rows and columns.
     """
-    family, head_dim = FAMILIES["qwen3vl-tower"], layers[0].key_dim
+    architecture = "qwen25vl-tower" if processor.window else "qwen3vl-tower"
+    family, head_dim = FAMILIES[architecture], layers[0].key_dim
     return ModelConfig(
-        architecture="qwen3vl-tower",
+        architecture=architecture,
         name=name,
         causal=family.causal,
         hidden_size=hidden_size,

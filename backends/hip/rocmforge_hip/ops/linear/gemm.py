@@ -9,7 +9,7 @@ from rocmforge_hip.device.library import KernelLibrary
 from rocmforge_hip.device.memory import DeviceArray
 from rocmforge_hip.kernels import products
 from rocmforge_hip.ops.activations import Activation, ActivationArrays, Forms
-from rocmforge_hip.ops.geometry import GEMM_ROWS, Geometry
+from rocmforge_hip.ops.geometry import GEMM_ROWS, GemmShape, Geometry
 from rocmforge_hip.ops.linear.forms import FormKernels
 from rocmforge_hip.ops.operands import empty
 from rocmforge_hip.weights.formats import Matrix, ceil_div
@@ -47,11 +47,17 @@ class GemmKernels:
         gate: int,
         *,
         half: bool,
+        up_bias: DeviceArray | None = None,
     ) -> Activation:
-        """Returns the product, in float16 if `half`, plus the bias, or gated."""
+        """Returns the product, in float16 if `half`, plus the bias, or gated.
+
+        K is whole where a gated product has biases: what adds up splits knows none of them.
+        """
         # What follows a gated layer is another GEMM, which reads halves.
         out = empty(result, x.rows, matrix.out_features, half=half or gate != NOT_GATED)
         shape = self._geometry.gemm(x.rows, matrix.stored_rows, matrix.quant_blocks)
+        if up_bias is not None:
+            shape = GemmShape(shape.tile_rows, 1, matrix.quant_blocks)
         kernel = self._gemms[matrix.format.name, shape.tile_rows]
         partial = None if shape.splits == 1 else self._arena.gemm_partial
         kernel.launch(
@@ -67,7 +73,7 @@ class GemmKernels:
             tiles=None,
             sources=None,
             bias=bias,
-            up_bias=None,
+            up_bias=up_bias,
             out=out.f32,
             out_half=out.f16,
             partial=partial,

@@ -109,6 +109,7 @@ class LinearKernels:
         gate: int = NOT_GATED,
         *,
         half: bool = False,
+        up_bias: Weight | None = None,
     ) -> Activation:
         """Returns the product with the whole matrix of a part, plus the bias.
 
@@ -118,12 +119,17 @@ class LinearKernels:
             bias: Of all its outputs, or None.
             gate: NOT_GATED, or the activation of kernels/include/rf/gate.h.
             half: Whether the result shall be in float16, if there are many rows.
+            up_bias: Of a gated product that has a bias, which is that of the gate.
         """
         matrix = part.matrix
         assert x.features == matrix.in_features, (x.features, matrix.in_features)
         offset = optional_vector(bias, matrix.out_features)
         assert part.product is not None, "nothing is multiplied with this table"
         result = self._arena.product(part.product)
+        if up_bias is not None:
+            assert not self.gemv_rows, "such networks are those of towers"
+            more = optional_vector(up_bias, matrix.out_features)
+            return self.gemm.multiply(x, matrix, result, offset, gate, half=half, up_bias=more)
         if x.rows <= self.gemv_rows:
             if self._int8.is_for(x.rows, matrix):
                 return self._int8.multiply(x, matrix, result, offset, gate, half=False)
