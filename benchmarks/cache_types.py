@@ -54,9 +54,36 @@ def fp8(rows: Rows) -> Rows:
     return result
 
 
-def q4(rows: Rows) -> Rows:
+def scaled_fp8(rows: Rows) -> Rows:
+    """Rounds to E4M3 with a scale for each row, whose largest element becomes the largest there."""
+    scale = np.abs(rows).max(-1, keepdims=True) / np.float32(448)
+    scale[scale == 0] = 1
+    result: Rows = fp8(rows / scale) * scale
+    return result
+
+
+def int4(rows: Rows) -> Rows:
+    """Rounds to -7 ... 7 with a scale for each row."""
+    scale = np.abs(rows).max(-1, keepdims=True) / np.float32(7)
+    scale[scale == 0] = 1
+    result: Rows = np.rint(rows / scale) * scale
+    return result
+
+
+def q4_0(rows: Rows) -> Rows:
+    """Rounds blocks of elements to -8 ... 7 with a scale in halves, as llama.cpp's type does."""
+    blocks = _blocks(rows)
+    at = np.abs(blocks).argmax(-1, keepdims=True)
+    scale = np.take_along_axis(blocks, at, -1) / np.float32(-8)
+    scale[scale == 0] = 1
+    codes = np.clip(np.rint(blocks / scale), -8, 7)
+    result: Rows = (codes * f16(scale)).reshape(rows.shape)
+    return result
+
+
+def q4_1(rows: Rows) -> Rows:
     """Rounds blocks of elements to 4 bits, with a scale and a least element in halves."""
-    blocks = rows.reshape(*rows.shape[:-1], -1, _Q4_BLOCK)
+    blocks = _blocks(rows)
     least = f16(blocks.min(-1, keepdims=True))
     scale = f16((blocks.max(-1, keepdims=True) - least) / np.float32(15))
     scale[scale == 0] = 1
@@ -65,13 +92,52 @@ def q4(rows: Rows) -> Rows:
     return result
 
 
+def _blocks(rows: Rows) -> Rows:
+    return rows.reshape(*rows.shape[:-1], -1, _Q4_BLOCK)
+
+
+def turned(rounding: Rounding, size: int | None = None) -> Rounding:
+    """Returns a rounding of rows that a Hadamard matrix has turned, so that no element stands out.
+
+    Turned in the same way, queries have the same products with keys; what attention adds up of
+    values is turned back.
+
+    Args:
+        rounding: Of what is turned.
+        size: Of the parts of a row that are turned, a power of two; None for all of it.
+    """
+
+    def turn(rows: Rows) -> Rows:
+        matrix = np.ones((1, 1), np.float32)
+        while len(matrix) < (size or rows.shape[-1]):
+            matrix = np.block([[matrix, matrix], [matrix, -matrix]])
+        matrix /= np.sqrt(np.float32(len(matrix)))
+
+        def both_ways(x: Rows) -> Rows:
+            product: Rows = (x.reshape(*x.shape[:-1], -1, len(matrix)) @ matrix).reshape(x.shape)
+            return product
+
+        return both_ways(rounding(both_ways(rows)))
+
+    return turn
+
+
 TYPES: dict[str, tuple[Rounding, Rounding]] = {
     "f32": (unrounded, unrounded),
     "f16": (f16, f16),
     "int8": (int8, int8),
     "fp8": (fp8, fp8),
-    "q4": (q4, q4),
-    "keys int8, values q4": (int8, q4),
+    "fp8, scaled": (scaled_fp8, scaled_fp8),
+    "q4_0": (q4_0, q4_0),
+    "q4_1": (q4_1, q4_1),
+    "q4_0, turned": (turned(q4_0), turned(q4_0)),
+    "q4_1, turned": (turned(q4_1), turned(q4_1)),
+    "int4, turned": (turned(int4), turned(int4)),
+    "keys int4, turned, values int8": (turned(int4), int8),
+    "keys int8, values q4_0": (int8, q4_0),
+    "keys int8, values q4_1": (int8, q4_1),
+    "keys int8, values int4": (int8, int4),
+    "k8v4": (int8, turned(int4, 32)),
 }
 
 
@@ -128,7 +194,7 @@ def main() -> None:
             ]
         )
         print(
-            f"{name:20} perplexity {np.exp(-logprobs.mean()):8.3f}  same most probable {same:7.2%}"
+            f"{name:30} perplexity {np.exp(-logprobs.mean()):8.3f}  same most probable {same:7.2%}"
             f"  KL {divergence:.4f} nats"
             f"  log-probability off by {np.abs(logprobs - base[0]).mean():.4f}",
             flush=True,
