@@ -123,6 +123,10 @@ def _source(
         "{format}": [format.name for format in chosen],
         "{head}": [head.name for head in heads],
         "{head_group}": [f"{head.name}_g{group}" for head in heads for group in head.groups],
+        "{k8v4_head}": [head.name for head in heads if head.packs_values],
+        "{k8v4_head_group}": [
+            f"{head.name}_g{group}" for head in heads if head.packs_values for group in head.groups
+        ],
     }
     for word, names in words.items():
         patterns = [p.replace(word, "{" + ",".join(names) + "}") for p in patterns]
@@ -169,6 +173,7 @@ def _head_defines(head: HeadSize) -> tuple[str, ...]:
         f"RF_VALUE_DIM={head.value_dim}",
         f"RF_VALUES_IN_KEYS={'true' if head.values_in_keys else 'false'}",
         f"RF_GROUPS(X)={groups}",
+        f"RF_PACKS_VALUES={int(head.packs_values)}",
     )
 
 

@@ -26,7 +26,7 @@ struct DecodeWave {
 #if RF_DECODE_UNIT
 template <class Stored, int kKeyDim, int kValueDim, int kGroup>
   requires((sizeof(Stored) == 1 || decode::Unit::kTakesHalves) && kKeyDim % 64 == 0 &&
-           kValueDim % 64 == 0)
+           kValueDim % 64 == 0 && !CacheType<Stored>::kPacksValues)
 struct DecodeWave<Stored, kKeyDim, kValueDim, kGroup, false> {
   using Type = MatrixWave<Stored, kKeyDim, kValueDim, kGroup>;
   static constexpr int kBlocks = kGroup > 4 || kKeyDim > 128 ? 2 : sizeof(Stored) == 1 ? 4 : 3;
@@ -74,7 +74,7 @@ template <class Stored, int kKeyDim, int kValueDim, int kGroup>
 __device__ __forceinline__ void rope_new_token(const NewTokens& fresh, const Cache<Stored>& cache,
                                                int token, int position, int first_head, int heads,
                                                int kv_head, int64_t cache_row, bool owns_key,
-                                               half (&queries)[kGroup][kKeyDim]) {
+                                               half (&queries)[kGroup][kKeyDim], float* scratch) {
   constexpr int kPairs = kPairsOfLane<(kKeyDim > kValueDim ? kKeyDim : kValueDim)>;
   const HeadShape key{kKeyDim, fresh.rotary_dim, fresh.neox};
   const int64_t table_row = static_cast<int64_t>(position) * (fresh.rotary_dim / 2);
@@ -98,7 +98,12 @@ __device__ __forceinline__ void rope_new_token(const NewTokens& fresh, const Cac
       const float* row = fresh.v + token * fresh.v_stride + kv_head * kValueDim;
       HeadPairs head = load_head<kPairs>(value, row);
       if (fresh.norms_values) normalise<kPairs>(value, head, nullptr, fresh.eps);
-      store_cached(value, head, cache.v + cache_row * kValueDim, cache.v_scale + cache_row);
+      if constexpr (CacheType<Stored>::kPacksValues) {
+        store_packed(value, head, cache.v + cache_row * kValueDim / kPacked<uint32_t>,
+                     cache.v_scale + cache_row, scratch);
+      } else {
+        store_cached(value, head, cache.v + cache_row * kValueDim, cache.v_scale + cache_row);
+      }
     }
   }
   __syncthreads();
@@ -134,6 +139,7 @@ __device__ __forceinline__ void attention_decode(const DecodeInput& in, const Ca
       static_cast<int64_t>(in.query_start[sequence]) * in.heads + kv_head * group + first_head;
 
   const int wave = uniform(wave_id());
+  alignas(16) __shared__ float wave_output[kDecodeWaves][kGroup][kValueDim];
   typename DecodeWave<Stored, kKeyDim, kValueDim, kGroup, kValuesInKeys>::Type own;
   if (kMayRope && in.fresh.q) {
     alignas(16) __shared__ half queries[kGroup][kKeyDim];
@@ -141,7 +147,7 @@ __device__ __forceinline__ void attention_decode(const DecodeInput& in, const Ca
     const int64_t row = cache_row(last_block, last % kBlockTokens, kv_head, cache.kv_heads);
     rope_new_token<Stored, kKeyDim, kValueDim, kGroup>(
         in.fresh, cache, in.query_start[sequence], last, kv_head * group + first_head, heads,
-        kv_head, row, in.fresh.k && range.end == context, queries);
+        kv_head, row, in.fresh.k && range.end == context, queries, wave_output[wave][0]);
     own.load_queries(queries[0], heads);
   } else {
     own.load_queries(in.q + query_row * kKeyDim, heads);
@@ -152,7 +158,6 @@ __device__ __forceinline__ void attention_decode(const DecodeInput& in, const Ca
               first_visible(context - 1, in.window), context},
              wave, in.rule);
 
-  alignas(16) __shared__ float wave_output[kDecodeWaves][kGroup][kValueDim];
   __shared__ float wave_highest[kDecodeWaves][kGroup];
   __shared__ float wave_total[kDecodeWaves][kGroup];
   own.store(wave_output[wave], wave_highest[wave], wave_total[wave]);
@@ -180,6 +185,11 @@ __device__ __forceinline__ void attention_decode(const DecodeInput& in, const Ca
       const float factor = exp2(wave_highest[w][head] - highest);
       total += factor * wave_total[w][head];
       sum += factor * load16(&wave_output[w][head][i % kValueDim]);
+    }
+    if constexpr (CacheType<Stored>::kPacksValues) {
+      float four[4]{sum[0], sum[1], sum[2], sum[3]};
+      turn(four);
+      sum = {four[0], four[1], four[2], four[3]};
     }
     if (range.only) {
       total += sink_weight(sinks, min(head, heads - 1), highest);
@@ -252,15 +262,16 @@ __device__ __forceinline__ void attention_decode(const DecodeInput& in, const Ca
         {{out_f32, out_f16, out_q, out_q_scale, out_q_lo_offset}, partial, partial_ml, arrived}); \
   }
 
-#define RF_ATTENTION_DECODE_INT8(head, group)                                                     \
+#define RF_ATTENTION_DECODE_SCALED(kind, Stored, head, group)                                     \
   extern "C" __global__ __launch_bounds__(rf::kDecodeThreads,                                     \
-                                          RF_BLOCKS(int8_t, group)) void RF_NAME(int8, head,      \
+                                          RF_BLOCKS(Stored, group)) void RF_NAME(kind, head,      \
                                                                                  group)(          \
       const rf::half* __restrict__ q, const float* __restrict__ new_q,                            \
       const float* __restrict__ new_k, const float* __restrict__ new_v,                           \
       const float* __restrict__ q_norm, const float* __restrict__ k_norm,                         \
-      const float* __restrict__ cosine, const float* __restrict__ sine, int8_t* k_cache,          \
-      int8_t* v_cache, float* k_scale, float* v_scale, const int32_t* __restrict__ block_table,   \
+      const float* __restrict__ cosine, const float* __restrict__ sine,                           \
+      rf::CacheType<Stored>::Key* k_cache, rf::CacheType<Stored>::Value* v_cache, float* k_scale, \
+      float* v_scale, const int32_t* __restrict__ block_table,                                    \
       const int32_t* __restrict__ sequences, const int32_t* __restrict__ query_start,             \
       const int32_t* __restrict__ context_len, const float* __restrict__ sinks,                   \
       float* __restrict__ out_f32, rf::half* __restrict__ out_f16, int8_t* __restrict__ out_q,    \
@@ -283,7 +294,7 @@ __device__ __forceinline__ void attention_decode(const DecodeInput& in, const Ca
                               neox != 0,                                                          \
                               norms_values != 0,                                                  \
                               eps};                                                               \
-    rf::attention_decode<int8_t, RF_KEY_DIM, RF_VALUE_DIM, group, RF_VALUES_IN_KEYS>(             \
+    rf::attention_decode<Stored, RF_KEY_DIM, RF_VALUE_DIM, group, RF_VALUES_IN_KEYS>(             \
         {q,                                                                                       \
          fresh,                                                                                   \
          sequences,                                                                               \
@@ -299,6 +310,10 @@ __device__ __forceinline__ void attention_decode(const DecodeInput& in, const Ca
   }
 
 #define RF_F16(group) RF_ATTENTION_DECODE_F16(RF_HEAD, group)
-#define RF_INT8(group) RF_ATTENTION_DECODE_INT8(RF_HEAD, group)
+#define RF_INT8(group) RF_ATTENTION_DECODE_SCALED(int8, int8_t, RF_HEAD, group)
+#define RF_K8V4(group) RF_ATTENTION_DECODE_SCALED(k8v4, rf::K8V4, RF_HEAD, group)
 RF_GROUPS(RF_F16)
 RF_GROUPS(RF_INT8)
+#if RF_PACKS_VALUES
+RF_GROUPS(RF_K8V4)
+#endif

@@ -78,9 +78,11 @@ __device__ __forceinline__ void attention_prefill(const PrefillInput& in,
   constexpr int kLaneColumns = MatrixUnit::kLaneColumns;
   constexpr bool kKeepsQueries = attention_keeps_queries(kKeyDim, kValueDim);
   constexpr int kScoreUnroll = kKeepsQueries ? kDimTiles : MatrixUnit::kReloadUnroll;
-  using KeyLoader = RowLoader<Stored, kKeyDim, kKeys>;
+  using Key = typename CacheType<Stored>::Key;
+  using Value = typename CacheType<Stored>::Value;
+  using KeyLoader = RowLoader<Key, kKeyDim, kKeys>;
   using ValueLoader =
-      typename ValueLoaderOf<MatrixUnit::kTransposedV, Stored, kColumns, kKeys>::Type;
+      typename ValueLoaderOf<MatrixUnit::kTransposedV, Value, kColumns, kKeys>::Type;
 
   const typename KeyLoader::Tile k_tile{tile_data<Operand::kKeys, KeyLoader>()};
   const typename ValueLoader::Tile v_tile{tile_data<Operand::kValues, ValueLoader>()};
@@ -145,15 +147,17 @@ __device__ __forceinline__ void attention_prefill(const PrefillInput& in,
   }
 
   const int32_t* blocks = cache.blocks_of(sequence);
-  const HeadCache<Stored, kKeyDim> keys{cache.k, cache.k_scale,  blocks,
-                                        kv_head, cache.kv_heads, context};
+  const HeadCache<Key, kKeyDim> keys{cache.k, cache.k_scale,  blocks,
+                                     kv_head, cache.kv_heads, context};
   constexpr int kValueRow = kValuesInKeys ? kKeyDim : kValueDim;
-  const HeadCache<Stored, kValueRow> values{cache.v + kValueRow - kValueDim + first_column,
-                                            cache.v_scale,
-                                            blocks,
-                                            kv_head,
-                                            cache.kv_heads,
-                                            context};
+  static_assert(!CacheType<Stored>::kPacksValues || kColumns % kTurned == 0);
+  const HeadCache<Value, kValueRow> values{
+      cache.v + (kValueRow - kValueDim + first_column) / kPacked<Value>,
+      cache.v_scale,
+      blocks,
+      kv_head,
+      cache.kv_heads,
+      context};
   KeyLoader key_loader;
   ValueLoader value_loader;
   TileSoftmax<kColumns> softmax[kWaveTiles];
@@ -315,10 +319,10 @@ __device__ __forceinline__ void attend(const PrefillInput& in,
         {partial, partial_ml, splits, split_tokens}, out_f32, out_f16);                            \
   }
 
-#define RF_ATTENTION_PREFILL_INT8(head)                                                            \
-  extern "C" __global__ __launch_bounds__(rf::kPrefillThreads) void RF_NAME(int8, head)(           \
-      const rf::half* __restrict__ q, const int8_t* __restrict__ k_cache,                          \
-      const int8_t* __restrict__ v_cache, const float* __restrict__ k_scale,                       \
+#define RF_ATTENTION_PREFILL_SCALED(kind, Stored, head)                                            \
+  extern "C" __global__ __launch_bounds__(rf::kPrefillThreads) void RF_NAME(kind, head)(           \
+      const rf::half* __restrict__ q, const rf::CacheType<Stored>::Key* __restrict__ k_cache,      \
+      const rf::CacheType<Stored>::Value* __restrict__ v_cache, const float* __restrict__ k_scale, \
       const float* __restrict__ v_scale, const int32_t* __restrict__ block_table,                  \
       const int32_t* __restrict__ sequences, const int32_t* __restrict__ query_start,              \
       const int32_t* __restrict__ context_len, const int32_t* __restrict__ seen_ends,              \
@@ -326,7 +330,7 @@ __device__ __forceinline__ void attend(const PrefillInput& in,
       rf::half* __restrict__ out_f16, float* __restrict__ partial, float* __restrict__ partial_ml, \
       int32_t splits, int32_t split_tokens, int32_t blocks_per_sequence, int32_t heads,            \
       int32_t kv_heads, int32_t window, float scale, float softcap) {                              \
-    rf::attention_prefill<int8_t, RF_KEY_DIM, RF_VALUE_DIM, RF_VALUES_IN_KEYS>(                    \
+    rf::attention_prefill<Stored, RF_KEY_DIM, RF_VALUE_DIM, RF_VALUES_IN_KEYS>(                    \
         {q,                                                                                        \
          sequences,                                                                                \
          query_start,                                                                              \
@@ -341,4 +345,7 @@ __device__ __forceinline__ void attend(const PrefillInput& in,
   }
 
 RF_ATTENTION_PREFILL_F16(RF_HEAD)
-RF_ATTENTION_PREFILL_INT8(RF_HEAD)
+RF_ATTENTION_PREFILL_SCALED(int8, int8_t, RF_HEAD)
+#if RF_PACKS_VALUES
+RF_ATTENTION_PREFILL_SCALED(k8v4, rf::K8V4, RF_HEAD)
+#endif

@@ -5,6 +5,7 @@
 namespace rf {
 
 inline constexpr int kWideHeadDim = 576;
+inline constexpr int kRopeThreads = 256;
 
 struct RopeStoreInput {
   const float *q, *k, *v;        // rows q_stride, k_stride, v_stride apart
@@ -42,9 +43,10 @@ __device__ __forceinline__ void scale_head(const HeadShape& shape, HeadPairs<kPa
 
 template <class Stored>
 struct RopeStoreOutput {
-  half* q;                    // [T, heads * key_dim]
-  Stored *k_cache, *v_cache;  // see kv_cache.h
-  float *k_scale, *v_scale;   // int8 only
+  half* q;                                   // [T, heads * key_dim]
+  typename CacheType<Stored>::Key* k_cache;  // see kv_cache.h
+  typename CacheType<Stored>::Value* v_cache;
+  float *k_scale, *v_scale;  // null for halves
 };
 
 // Grid: (T, enough blocks for heads + 2 * kv_heads waves). One wave a head: the heads of q, then
@@ -87,14 +89,20 @@ __device__ __forceinline__ void rope_store(const RopeStoreInput& in,
     const int column = kv_head * in.value_dim;
     HeadPairs head = load_head<kPairs>(value, in.v + token * in.v_stride + column);
     if (in.norms_values) normalise<kPairs>(value, head, nullptr, in.eps);
-    store_cached(value, head, out.v_cache + row * in.value_dim, out.v_scale + row);
+    if constexpr (CacheType<Stored>::kPacksValues) {
+      __shared__ float scratch[kRopeThreads / kWave][kMaxHeadDim];
+      store_packed(value, head, out.v_cache + row * in.value_dim / kPacked<uint32_t>,
+                   out.v_scale + row, scratch[wave_id()]);
+    } else {
+      store_cached(value, head, out.v_cache + row * in.value_dim, out.v_scale + row);
+    }
   }
 }
 
 }  // namespace rf
 
 #define RF_ROPE_STORE_F16(name, max_head_dim)                                                \
-  extern "C" __global__ __launch_bounds__(256) void name(                                    \
+  extern "C" __global__ __launch_bounds__(rf::kRopeThreads) void name(                       \
       const float* __restrict__ q, const float* __restrict__ k, const float* __restrict__ v, \
       const float* __restrict__ q_norm, const float* __restrict__ k_norm,                    \
       const float* __restrict__ cosine, const float* __restrict__ sine,                      \
@@ -127,18 +135,19 @@ __device__ __forceinline__ void rope_store(const RopeStoreInput& in,
                                            {q_out, k_cache, v_cache, nullptr, nullptr});     \
   }
 
-#define RF_ROPE_STORE_INT8(name, max_head_dim)                                                 \
-  extern "C" __global__ __launch_bounds__(256) void name(                                      \
+#define RF_ROPE_STORE_SCALED(name, Stored, max_head_dim)                                       \
+  extern "C" __global__ __launch_bounds__(rf::kRopeThreads) void name(                         \
       const float* __restrict__ q, const float* __restrict__ k, const float* __restrict__ v,   \
       const float* __restrict__ q_norm, const float* __restrict__ k_norm,                      \
       const float* __restrict__ cosine, const float* __restrict__ sine,                        \
       const float* __restrict__ q_gains, const int32_t* __restrict__ positions,                \
       const int64_t* __restrict__ slots, rf::half* __restrict__ q_out,                         \
-      int8_t* __restrict__ k_cache, int8_t* __restrict__ v_cache, float* __restrict__ k_scale, \
+      rf::CacheType<Stored>::Key* __restrict__ k_cache,                                        \
+      rf::CacheType<Stored>::Value* __restrict__ v_cache, float* __restrict__ k_scale,         \
       float* __restrict__ v_scale, int64_t q_stride, int64_t k_stride, int64_t v_stride,       \
       int32_t heads, int32_t kv_heads, int32_t key_dim, int32_t value_dim, int32_t rotary_dim, \
       int32_t neox, int32_t rotates_first, int32_t norms_values, float eps) {                  \
-    rf::rope_store<int8_t, max_head_dim>({q,                                                   \
+    rf::rope_store<Stored, max_head_dim>({q,                                                   \
                                           k,                                                   \
                                           v,                                                   \
                                           q_norm,                                              \
@@ -162,6 +171,7 @@ __device__ __forceinline__ void rope_store(const RopeStoreInput& in,
   }
 
 RF_ROPE_STORE_F16(rf_rope_store_f16, rf::kNarrowHeadDim)
-RF_ROPE_STORE_INT8(rf_rope_store_int8, rf::kNarrowHeadDim)
+RF_ROPE_STORE_SCALED(rf_rope_store_int8, int8_t, rf::kNarrowHeadDim)
+RF_ROPE_STORE_SCALED(rf_rope_store_k8v4, rf::K8V4, rf::kNarrowHeadDim)
 RF_ROPE_STORE_F16(rf_rope_store_wide_f16, rf::kWideHeadDim)
-RF_ROPE_STORE_INT8(rf_rope_store_wide_int8, rf::kWideHeadDim)
+RF_ROPE_STORE_SCALED(rf_rope_store_wide_int8, int8_t, rf::kWideHeadDim)

@@ -222,9 +222,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         Annotated[int, Meta(ge=1)] | None,
         _about("blocks in the KV cache (default: as many as fit)", "BLOCKS"),
     ] = None
-    kv_dtype: Annotated[Literal["auto", "f32", "f16", "int8"], _about("type of the KV cache")] = (
-        "auto"
-    )
+    kv_dtype: Annotated[
+        Literal["auto", "f32", "f16", "int8", "k8v4"],
+        _about("type of the KV cache; k8v4 has keys in int8 and values in four bits"),
+    ] = "auto"
     activation_bits: Annotated[
         Literal["auto", "8", "16"],
         _about("bits of activations that are multiplied with quantised weights in decode"),

@@ -50,20 +50,52 @@ class AttentionCase:
         return 2.0 / math.sqrt(self.head_dim)
 
 
+def turned(values: Array) -> npt.NDArray[np.float64]:
+    """Multiplies each 32 of the last axis with a Hadamard matrix, made as Sylvester did."""
+    matrix = np.ones((1, 1))
+    while len(matrix) < 32:
+        matrix = np.block([[matrix, matrix], [matrix, -matrix]])
+    parts = values.reshape(*values.shape[:-1], -1, 32) @ matrix / np.sqrt(32)
+    result: npt.NDArray[np.float64] = parts.reshape(values.shape)
+    return result
+
+
+_PLACES = np.array([0, 4, 1, 5, 2, 6, 3, 7])  # of eight elements, among the nibbles of a word
+
+
+def pack(codes: Array) -> npt.NDArray[np.uint32]:
+    """Returns words of eight codes from -8 to 7 each."""
+    nibbles = (codes + 8).astype(np.uint32).reshape(*codes.shape[:-1], -1, 8)
+    words: npt.NDArray[np.uint32] = np.bitwise_or.reduce(nibbles << 4 * _PLACES.astype("u4"), -1)
+    return words
+
+
+def unpack(words: npt.NDArray[np.uint32]) -> npt.NDArray[np.int64]:
+    """Returns what `pack` took."""
+    nibbles = words[..., None] >> 4 * _PLACES.astype("u4") & 15
+    codes: npt.NDArray[np.int64] = nibbles.astype(np.int64).reshape(*words.shape[:-1], -1) - 8
+    return codes
+
+
 class PagedBatch:
     """Random queries, and keys and values in blocks that lie in random order.
 
     Slots of the cache that hold no token are NaN: any use of them shows in the result. The
-    cache is float16, or int8 with one scale for each token and head.
+    cache is float16, or int8 with one scale for each token and head. With `packed`, values have
+    four bits.
     """
 
-    def __init__(self, case: AttentionCase, int8: bool, seed: int = 5) -> None:
+    def __init__(
+        self, case: AttentionCase, int8: bool, seed: int = 5, *, packed: bool = False
+    ) -> None:
         random = np.random.default_rng(seed)
         lengths = [new for _, new in case.sequences]
         contexts = [context for context, _ in case.sequences]
         blocks = [-(-context // BLOCK_TOKENS) for context in contexts]
         self.case = case
-        self.int8 = int8
+        self.int8 = int8 or packed
+        self.packed = packed
+        self.kind = "k8v4" if packed else "int8" if int8 else "f16"
         self.query_start = np.cumsum([0, *lengths], dtype=np.int32)
         self.context_len = np.array(contexts, np.int32)
         self.positions = np.concatenate(
@@ -89,6 +121,9 @@ class PagedBatch:
         used = self._used_slots(rows[0])
         self.k, self.k_scale = self._fill(random, (*rows, case.head.key_dim), used)
         self.v, self.v_scale = self._fill(random, (*rows, case.head.value_dim), used)
+        if packed:
+            self.v = self.v % 15 - 7  # from -7 to 7, where int8 has up to 127
+            self.v_scale = None if self.v_scale is None else self.v_scale * 16
         if case.head.values_in_keys:
             self.v, self.v_scale = self.k[..., -case.head.value_dim :], self.k_scale
 
@@ -116,6 +151,8 @@ class PagedBatch:
         k, v = self.k.astype(np.float64), self.v.astype(np.float64)
         if self.k_scale is not None and self.v_scale is not None:
             k, v = k * self.k_scale[..., None], v * self.v_scale[..., None]
+        if self.packed:
+            v = turned(v)
         result: npt.NDArray[np.float64] = ops.paged_attention(
             self.q.astype(np.float64),
             k,
@@ -141,6 +178,8 @@ class PagedBatch:
     def cache(self) -> list[Array]:
         """The kernels' cache arguments: K, V and, of an int8 cache, their scales."""
         v = self.k if self.case.head.values_in_keys else self.v
+        if self.packed:
+            v = pack(v)
         return [x for x in (self.k, v, self.k_scale, self.v_scale) if x is not None]
 
     def sequences_with(self, new_tokens: Sequence[int]) -> npt.NDArray[np.int32]:

@@ -86,7 +86,7 @@ def test_a_flag_without_value_is_read_from_the_environment(
         ("max_body_bytes", "1", "a whole number, at least 1024"),
         ("memory_utilization", "0", "a number, above 0 and at most 1"),
         ("idle_unload", "0", "a number, above 0"),
-        ("kv_dtype", "f8", "one of: auto, f32, f16, int8"),
+        ("kv_dtype", "f8", "one of: auto, f32, f16, int8, k8v4"),
         ("metrics_compat", "tgi", "one of: vllm"),
         ("insecure", "perhaps", "true or false"),
     ],
@@ -152,7 +152,7 @@ def test_loading_leaves_the_environment_alone() -> None:
 
 
 def test_a_wrong_choice_is_answered_with_the_right_ones() -> None:
-    with pytest.raises(ConfigurationError, match="must be one of: auto, f32, f16, int8"):
+    with pytest.raises(ConfigurationError, match="must be one of: auto, f32, f16, int8, k8v4"):
         settings.load({"kv_dtype": "f99"})
 
 

@@ -16,6 +16,7 @@ from rocmforge_reference.weights import Weight
 _GROUP: Final = 32  # elements of an activation with one scale, as in a quant block
 _LARGEST_HALF: Final = np.float32(65504)
 _LARGEST_INT8: Final = np.float32(127)
+_LARGEST_INT4: Final = np.float32(7)
 
 
 def to_half(x: Float32Array) -> Float32Array:
@@ -23,19 +24,33 @@ def to_half(x: Float32Array) -> Float32Array:
     return np.clip(x, -_LARGEST_HALF, _LARGEST_HALF).astype(np.float16).astype(np.float32)
 
 
-def to_int8(x: Float32Array, group: int) -> Float32Array:
-    """Rounds each element to a multiple of its group's largest one divided by 127.
+def to_int8(x: Float32Array, group: int, most: np.float32 = _LARGEST_INT8) -> Float32Array:
+    """Rounds each element to a multiple of its group's largest one divided by `most`.
 
     Args:
         x: [..., features].
         group: features with one scale; if they cannot be divided so, all have one.
+        most: The largest magnitude that is stored, 127 of a byte.
     """
     size = group if x.shape[-1] % group == 0 else x.shape[-1]
     parts = x.reshape(*x.shape[:-1], -1, size)
-    scales = np.abs(parts).max(axis=-1, keepdims=True) / _LARGEST_INT8
+    scales = np.abs(parts).max(axis=-1, keepdims=True) / most
     scales = np.where(scales > 0, scales, np.float32(1))
     rounded: Float32Array = (np.rint(parts / scales) * scales).reshape(x.shape)
     return rounded
+
+
+def turned(x: Float32Array) -> Float32Array:
+    """Multiplies each 32 features with a Hadamard matrix, which does the same and back.
+
+    Args:
+        x: [..., features].
+    """
+    number = np.arange(_GROUP)
+    odd = np.bitwise_count(number[:, None] & number) % 2
+    matrix = (1 - 2 * odd.astype(np.float32)) / np.sqrt(np.float32(_GROUP))
+    result: Float32Array = (x.reshape(*x.shape[:-1], -1, _GROUP) @ matrix).reshape(x.shape)
+    return result
 
 
 class RoundingOps(ReferenceOps):
@@ -45,7 +60,7 @@ class RoundingOps(ReferenceOps):
     tells how much such rounding matters to a model.
 
     Attributes:
-        kv_dtype: "f32", "f16" or "int8".
+        kv_dtype: "f32", "f16", "int8" or "k8v4": keys in int8 and values in four bits.
         activation_bits: 32, 16 or 8.
     """
 
@@ -82,7 +97,11 @@ class RoundingOps(ReferenceOps):
         spec: AttentionSpec,
     ) -> Float32Array:
         layer = self._config.layers[spec.layer]
-        k, v = self._stored(k, layer.key_dim), self._stored(v, layer.value_dim)
+        k = self._stored(k, layer.key_dim)
+        if self.kv_dtype == "k8v4":
+            v = turned(to_int8(turned(v), layer.value_dim, _LARGEST_INT4))
+        else:
+            v = self._stored(v, layer.value_dim)
         return super().rope_and_store(step, q, k, v, q_norm, k_norm, spec)
 
     def store_latent(self, step: Step, kv: Float32Array, norm: Weight, spec: AttentionSpec) -> None:
@@ -101,6 +120,6 @@ class RoundingOps(ReferenceOps):
 
     def _stored(self, x: Float32Array, row: int) -> Float32Array:
         """Rounds keys or values, whose rows of heads have a scale each."""
-        if self.kv_dtype == "int8":
+        if self.kv_dtype in ("int8", "k8v4"):
             return to_int8(x, row)
         return to_half(x) if self.kv_dtype == "f16" else x

@@ -8,11 +8,11 @@ namespace rf {
 // Running maxima start here instead of at minus infinity, so that differences stay finite.
 inline constexpr float kLowestScore = -1e30f;
 
-// One layer's view of the cache; Stored is half or int8_t (which has the scales), const where
-// nothing is written.
+// One layer's view of the cache, of a type as kv_cache.h has them, const where nothing is written.
 template <class Stored, class Scale = float>
 struct Cache {
-  Stored *k, *v;
+  typename CacheType<Stored>::Key* k;
+  typename CacheType<Stored>::Value* v;
   Scale *k_scale, *v_scale;
   const int32_t* block_table;  // [B, blocks_per_sequence]
   int blocks_per_sequence;

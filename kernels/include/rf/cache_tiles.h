@@ -1,8 +1,8 @@
 // Tiles of the paged cache in LDS, for prefill attention: how a block brings keys and values there.
 #pragma once
 
-#include "rf/kv_cache.h"
 #include "rf/mma_attention.h"
+#include "rf/packed_values.h"
 
 namespace rf {
 
@@ -16,7 +16,15 @@ __device__ __forceinline__ Vec<half, 8> load_eight(const int8_t* from, float sca
   return result;
 }
 
-// Where the keys or the values of one sequence and head lie; kHeadDim elements a token.
+__device__ __forceinline__ Vec<half, 8> load_eight(const uint32_t* from, float scale) {
+  const Vec<half, 8> sums = turn_codes(unpack_nibbles(*from));
+  Vec<half, 8> result;
+  for (int i = 0; i < 8; ++i) result[i] = to_half(to_float(sums[i]) * (scale * kTurnedLength));
+  return result;
+}
+
+// Where the keys or the values of one sequence and head lie; kHeadDim elements a token. Of packed
+// values, lanes side by side ask for elements side by side, as they are turned back together.
 template <class Stored, int kHeadDim>
 struct HeadCache {
   const Stored* data;
@@ -31,11 +39,11 @@ struct HeadCache {
     return cache_row(blocks[token / kBlockTokens], token % kBlockTokens, kv_head, kv_heads);
   }
   __device__ __forceinline__ const Stored* address(int64_t row, int dim) const {
-    return data + row * kHeadDim + dim;
+    return data + (row * kHeadDim + dim) / kPacked<Stored>;
   }
   __device__ __forceinline__ Vec<half, 8> eight(int token, int dim) const {
     const int64_t own = row(token);
-    return load_eight(address(own, dim), sizeof(Stored) == 1 ? scale[own] : 1.0f);
+    return load_eight(address(own, dim), sizeof(Stored) == 2 ? 1.0f : scale[own]);
   }
 };
 

@@ -2,8 +2,7 @@
 // into the paged cache. Written with fma, so that each kernel that does this rounds alike.
 #pragma once
 
-#include "rf/kv_cache.h"
-#include "rf/wave.h"
+#include "rf/packed_values.h"
 
 namespace rf {
 
@@ -113,6 +112,31 @@ __device__ __forceinline__ void store_cached(const HeadShape& shape, const HeadP
     row[second_of(shape, pair)] = static_cast<int8_t>(rint(head.y[i] * inverse));
   });
   if (lane_id() == 0) *scale = largest / 127.0f;
+}
+
+// Values of four bits: the largest magnitude of the turned head becomes 7. `scratch` has room for
+// the head in LDS, for this wave alone.
+template <int kPairs>
+__device__ __forceinline__ void store_packed(const HeadShape& shape, const HeadPairs<kPairs>& head,
+                                             uint32_t* row, float* scale, float* scratch) {
+  for_each_pair<kPairs>(shape, [&](int i, int pair) {
+    scratch[first_of(shape, pair)] = head.x[i];
+    scratch[second_of(shape, pair)] = head.y[i];
+  });
+  wave_sync();
+  const int word = lane_id();
+  const bool has_word = 8 * word < shape.dim;
+  float eight[8];
+#pragma unroll
+  for (int i = 0; i < 8; ++i) eight[i] = has_word ? scratch[8 * word + i] : 0.0f;
+  turn(eight);
+  float largest = 0.0f;
+#pragma unroll
+  for (const float value : eight) largest = max(largest, abs(value));
+  largest = wave_max(largest);
+  const float inverse = largest > 0.0f ? 7.0f / largest : 0.0f;
+  if (has_word) row[word] = pack_nibbles(eight, inverse);
+  if (word == 0) *scale = largest / 7.0f;
 }
 
 }  // namespace rf

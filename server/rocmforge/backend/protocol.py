@@ -308,7 +308,7 @@ class LoadOptions:
     max_sequences: int  # largest B of a step
     max_batched_tokens: int  # largest T of a step
     kv_blocks: int | None  # size of the cache; None = as many as fit
-    kv_dtype: Literal["auto", "f32", "f16", "int8"]
+    kv_dtype: Literal["auto", "f32", "f16", "int8", "k8v4"]
     memory_utilization: float  # share of the device memory to use, 0..1
     tensor_parallel: int = 1  # devices that share each layer; `device` then lists as many
     adapters: tuple[AdapterSpec, ...] = ()

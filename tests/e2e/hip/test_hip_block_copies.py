@@ -39,10 +39,10 @@ PROMPTS = [[(token + shift) % 90 + 3 for token in PROMPT * 2] for shift in (0, 1
 
 @pytest.mark.parametrize(
     ("model", "kv_dtype"),
-    [("llama", "int8"), ("gemma4-e", "f16"), ("deepseek-v2", "f16")],
+    [("llama", "int8"), ("llama", "k8v4"), ("gemma4-e", "f16"), ("deepseek-v2", "f16")],
 )
 def test_blocks_come_back_to_the_bit(
-    model: str, kv_dtype: Literal["f16", "int8"], stack: ExitStack, tmp_path: Path
+    model: str, kv_dtype: Literal["f16", "int8", "k8v4"], stack: ExitStack, tmp_path: Path
 ) -> None:
     options = replace(WIDE, kv_dtype=kv_dtype)
     runner = load_hip(stack, write_model(fitting(by_name(model)), tmp_path), options)

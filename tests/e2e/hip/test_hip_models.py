@@ -39,6 +39,7 @@ from tests.support.hip import (
 from tests.support.host_platform import HostPlatform
 from tests.support.loading import load_file
 from tests.support.options import SMALL
+from tests.support.paged_cache import turned, unpack
 from tests.support.runners import load_hip, load_reference
 from tests.support.weights import ALL_TYPES
 
@@ -175,15 +176,22 @@ def read_int8_cache(runner: HipRunner, layer: int, kind: str, block: int) -> lis
         host = PinnedBuffer(device.driver, array.nbytes, "a cache")
         device.driver.copy_to_host(host.address, array.address, array.nbytes, device.stream)
         device.driver.synchronize_stream(device.stream)
-        found.append(host.bytes.view(array.dtype).reshape(array.shape)[block].astype(np.float32))
+        own = host.bytes.view(array.dtype).reshape(array.shape)[block]
+        found.append((unpack(own) if own.dtype == np.uint32 else own).astype(np.float32))
         host.free()
     codes, steps = found
     return [codes * steps[..., None], steps[..., None]]
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma3"])
-def test_an_int8_cache_holds_the_nearest_values_and_is_read_as_it_is(
-    name: str, stack: ExitStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("name", "kv_dtype"), [("llama", "int8"), ("gemma3", "int8"), ("gemma3", "k8v4")]
+)
+def test_a_rounded_cache_holds_the_nearest_values_and_is_read_as_it_is(
+    name: str,
+    kv_dtype: Literal["int8", "k8v4"],
+    stack: ExitStack,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What is stored is compared with the reference, which then goes on with what is stored.
 
@@ -192,7 +200,7 @@ def test_an_int8_cache_holds_the_nearest_values_and_is_read_as_it_is(
     if the reference rounded by itself, values in the middle between two steps would fall elsewhere.
     """
     path = write_model(fitting(by_name(name)), tmp_path)
-    runner = load_hip(stack, path, replace(SMALL, kv_dtype="int8"))
+    runner = load_hip(stack, path, replace(SMALL, kv_dtype=kv_dtype))
     ours, theirs = Driver(runner), Driver(load_reference(stack, path))
     real_store = reference_ops.store
     calls = count()
@@ -205,10 +213,13 @@ def test_an_int8_cache_holds_the_nearest_values_and_is_read_as_it_is(
         kind = "value" if is_value else "key"
         stored, step = read_int8_cache(runner, layer, kind, block=3)
         stored, step = (x[:, start : start + len(values)].swapaxes(0, 1) for x in (stored, step))
-        allowed = step / 2 + FLOAT_TOLERANCE * np.abs(values).max(axis=-1, keepdims=True)
-        assert (np.abs(stored - values) <= allowed).all(), f"{kind}s of layer {layer}"
-        np.testing.assert_allclose(step, np.abs(stored).max(axis=-1, keepdims=True) / 127, 1e-5)
-        real_store(cache, stored, slots)
+        is_packed = kv_dtype == "k8v4" and is_value
+        wanted = turned(values) if is_packed else values
+        allowed = step / 2 + FLOAT_TOLERANCE * np.abs(wanted).max(axis=-1, keepdims=True)
+        assert (np.abs(stored - wanted) <= allowed).all(), f"{kind}s of layer {layer}"
+        most = np.abs(stored).max(axis=-1, keepdims=True)
+        np.testing.assert_allclose(step, most / (7 if is_packed else 127), 1e-5)
+        real_store(cache, turned(stored).astype(np.float32) if is_packed else stored, slots)
 
     monkeypatch.setattr(reference_ops, "store", store_as_device)
     for tokens, start in ((PROMPT[:20], 0), (PROMPT[20:21], 20), (PROMPT[21:24], 21)):

@@ -56,7 +56,6 @@ def decode(
         span = min(span, case.window + BLOCK_TOKENS - 1)
     splits = -(-span // split_tokens)
     tiles = -(-case.group // group_tile)
-    kind = "int8" if batch.int8 else "f16"
     window = case.window or 0
 
     ids, starts = device.upload(sequences), device.upload(batch.query_start)
@@ -76,7 +75,7 @@ def decode(
     partial_ml = device.empty((*shape, 2), np.float32, "partial_ml")
     arrived = device.upload(np.zeros((len(sequences), case.kv_heads * tiles), np.uint32), "arrived")
     device.launch(
-        f"rf_attention_decode_{kind}_{case.head.name}_g{group_tile}",
+        f"rf_attention_decode_{batch.kind}_{case.head.name}_g{group_tile}",
         *((q or device.upload(batch.q, "q"), *[None] * 7) if new is None else (None, *new.queries)),
         *(cache or [device.upload(part, "cache") for part in batch.cache]),
         device.upload(batch.block_table, "block_table"),
@@ -116,10 +115,11 @@ def assert_right(
     case: AttentionCase,
     *,
     int8: bool = False,
+    packed: bool = False,
     split_tokens: int = 1024,
     group_tile: int = 4,
 ) -> None:
-    batch = PagedBatch(case, int8)
+    batch = PagedBatch(case, int8, packed=packed)
     actual, merged_apart = (
         decode(device, batch, split_tokens=split_tokens, group_tile=group_tile, merges=merges)
         for merges in (True, False)
@@ -140,6 +140,21 @@ def test_every_variant(device: Device, head: HeadSize, group_tile: int, int8: bo
         ((37, 1),), head_dim=head.key_dim, value_dim=head.value_dim, group=group_tile
     )
     assert_right(device, case, int8=int8, group_tile=group_tile)
+
+
+@pytest.mark.parametrize(
+    ("head", "group_tile"),
+    [(head, group) for head in CACHED_HEADS if head.packs_values for group in head.groups],
+    ids=lambda value: getattr(value, "name", value),
+)
+@pytest.mark.parametrize("split_tokens", [32, 1024])
+def test_values_of_four_bits(
+    device: Device, head: HeadSize, group_tile: int, split_tokens: int
+) -> None:
+    case = AttentionCase(
+        ((70, 1), (33, 1)), head_dim=head.key_dim, kv_heads=2, group=group_tile - 1, window=60
+    )
+    assert_right(device, case, packed=True, split_tokens=split_tokens, group_tile=group_tile)
 
 
 @pytest.mark.parametrize("int8", [False, True], ids=["f16", "int8"])
@@ -277,11 +292,16 @@ ROTATIONS = {  # head_dim, value_dim, kv_heads, group, group_tile, rotary_dim, n
 }
 
 
-@pytest.mark.parametrize("int8", [False, True], ids=["f16", "int8"])
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        *((name, kind) for name in ROTATIONS for kind in ("f16", "int8")),
+        *((name, "k8v4") for name in ("neox", "eight_heads")),
+    ],
+)
 @pytest.mark.parametrize("split_tokens", [32, 1024])
-@pytest.mark.parametrize("name", ROTATIONS)
 def test_new_tokens_are_rotated_and_stored_first(
-    device: Device, name: str, split_tokens: int, int8: bool
+    device: Device, name: str, split_tokens: int, kind: str
 ) -> None:
     """Bit for bit as rope_store and then attention, with the same cache in the end.
 
@@ -295,12 +315,13 @@ def test_new_tokens_are_rotated_and_stored_first(
         kv_heads=kv_heads,
         group=group,
     )
-    batch = PagedBatch(case, int8)
+    batch = PagedBatch(case, kind == "int8", packed=kind == "k8v4")
     rng, tokens = np.random.default_rng(9), len(contexts)
     last = batch.context_len - 1
     where = batch.block_table[np.arange(tokens), last // BLOCK_TOKENS], last % BLOCK_TOKENS
-    for part in batch.cache:
-        part[where[0], :, where[1]] = -1
+    before = batch.cache
+    for part in before:
+        part[where[0], :, where[1]] = np.array(-1).astype(part.dtype)
     widths = [case.heads * key_dim, kv_heads * key_dim, kv_heads * value_dim]
     qkv = device.upload(rng.standard_normal((tokens, sum(widths))).astype(np.float32), "qkv")
     parts = [qkv.part(first) for first in (0, widths[0], widths[0] + widths[1])]
@@ -311,10 +332,10 @@ def test_new_tokens_are_rotated_and_stored_first(
     tables = [device.upload(table(angles).astype(np.float32)) for table in (np.cos, np.sin)]
     strides = [sum(widths)] * 3
 
-    stored = [device.upload(part, "cache") for part in batch.cache]
+    stored = [device.upload(part, "cache") for part in before]
     q = device.empty(batch.q.shape, np.float16, "q")
     device.launch(
-        f"rf_rope_store_{'int8' if int8 else 'f16'}",
+        f"rf_rope_store_{kind}",
         *(*parts, *norms, *tables, None, device.upload(last.astype(np.int32))),
         *(device.upload((where[0] * BLOCK_TOKENS + where[1]).astype(np.int64)), q, *stored),
         *(*strides, case.heads, kv_heads, key_dim, value_dim, rotary, neox, 0, int(norm), EPS),
@@ -323,7 +344,7 @@ def test_new_tokens_are_rotated_and_stored_first(
     )
     attend = partial(decode, device, batch, split_tokens=split_tokens, group_tile=tile)
     wanted = attend(q=q, cache=stored, merges=False)
-    fresh = [device.upload(part, "cache") for part in batch.cache]
+    fresh = [device.upload(part, "cache") for part in before]
     new = New((*parts, *norms, *tables), strides, rotary, neox, int(norm))
     got = attend(cache=fresh, new=new)
     np.testing.assert_array_equal(got, wanted)

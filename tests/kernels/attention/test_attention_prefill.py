@@ -28,7 +28,6 @@ def prefill(
     lengths = np.diff(batch.query_start)
     sequences = np.flatnonzero(lengths > 1).astype(np.int32)
     tiles = -(-int(lengths.max()) * case.group // ROWS)
-    kind = "int8" if batch.int8 else "f16"
     out = device.empty(batch.result_shape, np.float32, "out")
     out_f16 = device.empty(batch.result_shape, np.float16, "out_f16")
     cuts = -(-case.head.value_dim // VALUES)
@@ -39,7 +38,7 @@ def prefill(
     on_device = device.upload(sequences), device.upload(batch.query_start)
     sinks = None if batch.sinks is None else device.upload(batch.sinks, "sinks")
     device.launch(
-        f"rf_attention_prefill_{kind}_{case.head.name}",
+        f"rf_attention_prefill_{batch.kind}_{case.head.name}",
         device.upload(batch.q, "q"),
         *(device.upload(part, "cache") for part in batch.cache),
         device.upload(batch.block_table, "block_table"),
@@ -65,9 +64,14 @@ def prefill(
 
 
 def assert_right(
-    device: Device, case: AttentionCase, *, int8: bool = False, split_tokens: int | None = None
+    device: Device,
+    case: AttentionCase,
+    *,
+    int8: bool = False,
+    packed: bool = False,
+    split_tokens: int | None = None,
 ) -> None:
-    batch = PagedBatch(case, int8)
+    batch = PagedBatch(case, int8, packed=packed)
     expected = batch.expected()
     for sequence in batch.sequences_with([1]):
         expected[batch.query_start[sequence]] = np.nan  # decode's rows stay poison
@@ -80,6 +84,14 @@ def assert_right(
 def test_every_variant(device: Device, head: HeadSize, int8: bool) -> None:
     case = AttentionCase(((37, 9),), head_dim=head.key_dim, value_dim=head.value_dim, group=2)
     assert_right(device, case, int8=int8)
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "split_tokens"), [(64, None), (64, 64), (128, None), (128, 64)]
+)
+def test_values_of_four_bits(device: Device, head_dim: int, split_tokens: int | None) -> None:
+    case = AttentionCase(((70, 9), (150, 20)), head_dim=head_dim, kv_heads=2, group=2)
+    assert_right(device, case, packed=True, split_tokens=split_tokens)
 
 
 @pytest.mark.parametrize("head", UNEVEN_HEADS, ids=lambda head: head.name)

@@ -13,6 +13,7 @@ from rocmforge.models.config import RopeStyle
 from rocmforge_hip.device.constants import NARROW_HEAD_DIM
 from rocmforge_reference import ops
 from tests.support.kernels import Device, check
+from tests.support.paged_cache import turned, unpack
 
 BLOCK_TOKENS = 32
 NUM_BLOCKS = 3
@@ -198,3 +199,33 @@ def test_int8_cache(device: Device, name: str) -> None:
         error = np.abs(cache.get() * step[..., None] - expected)
         assert (error[written] <= 0.501 * step[written][:, None]).all()
         assert (cache.get()[~written] == -1).all()  # poison
+
+
+@pytest.mark.parametrize(
+    "name", ["neox", "head_norm", "head_norm_largest_head", "longer_queries", "normed_values"]
+)
+def test_values_of_four_bits(device: Device, name: str) -> None:
+    case = CASES[name]
+    inputs = Inputs(case)
+    inputs.v[0, : case.dims[2]] = 0  # a head without a largest value
+    inputs.v[-1, 5] = 40  # stands out, and would spoil the step of the others
+    q = device.empty((case.tokens, case.heads, case.head_dim), np.float16, "q")
+    keys, values = cache_shapes(case)
+    caches = [
+        device.empty(keys, np.int8),
+        device.empty((*values[:3], values[3] // 8), np.uint32),
+    ]
+    scales = [device.empty(shape[:3], np.float32) for shape in (keys, values)]
+    launch(device, case, inputs, "rf_rope_store_k8v4", q, *caches, *scales, threads=256)
+
+    expected_q, k, v = expected_heads(case, inputs)
+    check(q.get()[inputs.kept], expected_q[inputs.kept], rtol=5e-4, atol=2e-6)
+    found = caches[0].get(), unpack(caches[1].get())
+    for codes, most, scale, stored in zip(found, (127, 7), scales, (k, turned(v)), strict=True):
+        expected = np.full((*scale.shape, stored.shape[-1]), np.nan)
+        ops.store(expected, stored[inputs.kept], inputs.slots[inputs.kept])
+        step = np.abs(expected).max(axis=-1) / most
+        check(scale.get(), step, rtol=1e-5)
+        written = ~np.isnan(step)
+        error = np.abs(codes * step[..., None] - expected)
+        assert (error[written] <= 0.501 * step[written][:, None]).all()

@@ -146,7 +146,13 @@ def test_a_source_is_compiled_for_the_sizes_of_heads_that_it_says(tmp_path: Path
         "RF_VALUE_DIM=128",
         "RF_VALUES_IN_KEYS=false",
         "RF_GROUPS(X)=X(4) ",
+        "RF_PACKS_VALUES=0",
     )
+
+
+def test_some_kernels_are_for_heads_whose_values_may_have_four_bits(tmp_path: Path) -> None:
+    source = a_table(tmp_path, 'kernels = ["rf_{k8v4_head}"]\nheads = "cached"')
+    assert source.kernels == {f"rf_{size}" for size in ("d64", "d128")}
 
 
 def test_values_may_be_the_end_of_keys(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from rocmforge.models.weights import present, take
 from rocmforge_hip.device.driver import Driver
 from rocmforge_hip.device.memory import DeviceBuffer, Memory, spec
 from rocmforge_hip.load import memory_budget
-from rocmforge_hip.load.memory_budget import KEY_TILE, MemoryPlan, make_plan
+from rocmforge_hip.load.memory_budget import KEY_TILE, MemoryPlan, cache_type, make_plan
 from rocmforge_hip.ops.geometry import Geometry
 from rocmforge_hip.weights.placement import PlannedPart, plan_weights, storages, weight_bytes
 from tests.data.models import tiny_encoders
@@ -144,6 +144,9 @@ def test_an_int8_cache_is_smaller(tmp_path: Path) -> None:
     half = plan_for(model, tmp_path, 4096 * MIB, OPTIONS)
     eighth = plan_for(model, tmp_path, 4096 * MIB, replace(OPTIONS, kv_dtype="int8"))
     assert eighth.block_bytes / half.block_bytes == pytest.approx(0.5 + 4 / 64 / 2)
+    packed = plan_for(model, tmp_path, 4096 * MIB, replace(OPTIONS, kv_dtype="k8v4"))
+    assert packed.block_bytes / half.block_bytes == pytest.approx(0.375 + 4 / 64 / 2)
+    assert cache_type(packed) == "k8v4"
 
 
 def test_small_models_keep_16_bits_of_activations_and_large_ones_8(

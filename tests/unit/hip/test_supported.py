@@ -17,7 +17,13 @@ from rocmforge.models.weights import present, take
 from rocmforge.opening import open_checkpoint
 from rocmforge_hip.backend import create
 from rocmforge_hip.device.heads import CACHED_HEADS, HeadSize
-from rocmforge_hip.load.supported import check_adapters, check_sinks, check_sizes
+from rocmforge_hip.load.loading import plan_reads
+from rocmforge_hip.load.supported import (
+    check_adapters,
+    check_packed_values,
+    check_sinks,
+    check_sizes,
+)
 from tests.data.models.tiny_mamba import larger_mamba
 from tests.data.models.tiny_models import by_name, write_model
 from tests.support.hip import fitting, splittable
@@ -158,6 +164,25 @@ def test_adapters_of_networks_without_gates_are_refused(tmp_path: Path) -> None:
         check_adapters(checkpoint.config, ())
         with pytest.raises(UnsupportedArchitecture, match="nemotron_h with adapters"):
             check_adapters(checkpoint.config, (Adapter("a", {}),))
+
+
+@pytest.mark.parametrize(
+    ("model", "found"),
+    [("deepseek-v2", "latent vectors"), ("gemma4", "heads of 512 elements")],
+)
+def test_a_cache_with_values_of_four_bits_is_refused_where_there_are_no_kernels(
+    model: str, found: str, tmp_path: Path
+) -> None:
+    options = replace(SMALL, kv_dtype="k8v4")
+    with (
+        open_checkpoint(write_model(fitting(by_name(model)), tmp_path)) as checkpoint,
+        pytest.raises(
+            ConfigurationError, match=f"k8v4 cache of {found}.*64, 128. Use kv_dtype int8"
+        ),
+    ):
+        plan_reads(checkpoint, options)
+    with open_checkpoint(write_model(fitting(by_name("llama")), tmp_path)) as checkpoint:
+        check_packed_values(checkpoint.config)
 
 
 @pytest.mark.parametrize(

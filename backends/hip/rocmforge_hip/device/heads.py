@@ -37,6 +37,11 @@ class HeadSize:
         return self.key_dim == self.value_dim
 
     @property
+    def packs_values(self) -> bool:
+        """Whether there are kernels for values of four bits, with keys in int8."""
+        return self.is_even and self.key_dim in (64, 128)
+
+    @property
     def name(self) -> str:
         """The name that kernels have: d64, d192v128."""
         return f"d{self.key_dim}" if self.is_even else f"d{self.key_dim}v{self.value_dim}"

@@ -37,7 +37,12 @@ from rocmforge_hip.load.memory_budget import (
 )
 from rocmforge_hip.load.model import ModelLoading
 from rocmforge_hip.load.rank import Rank
-from rocmforge_hip.load.supported import check_adapters, check_sinks, check_sizes
+from rocmforge_hip.load.supported import (
+    check_adapters,
+    check_packed_values,
+    check_sinks,
+    check_sizes,
+)
 from rocmforge_hip.ops.activations import StepLimits
 from rocmforge_hip.ops.geometry import Geometry, geometry_of
 from rocmforge_hip.ops.sharded import any_rank
@@ -294,7 +299,11 @@ def _read(
     """Reads what a device is to have of a model and its adapters: all of it, or a part."""
     config, adapters = checkpoint.config, checkpoint.adapters
     if config.causal and options.kv_dtype == "f32":
-        raise ConfigurationError("The HIP backend has no f32 cache; use kv_dtype f16 or int8.")
+        raise ConfigurationError(
+            "The HIP backend has no f32 cache; use kv_dtype f16, int8 or k8v4."
+        )
+    if config.causal and options.kv_dtype == "k8v4":
+        check_packed_values(config)
     if shard is not None and config.has_states:
         raise ConfigurationError(
             "A model with states runs on one device; leave tensor_parallel at 1, not "

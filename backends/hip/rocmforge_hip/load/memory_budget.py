@@ -23,7 +23,7 @@ from rocmforge_hip.device.constants import BLOCK_TOKENS
 from rocmforge_hip.device.memory import ArraySpec, spec
 from rocmforge_hip.device.records import mapped, total_bytes
 from rocmforge_hip.ops.activations import ActivationArrays, StepLimits, plan_activations
-from rocmforge_hip.ops.cached_attention import LayerCache
+from rocmforge_hip.ops.cached_attention import LayerCache, stored_type
 from rocmforge_hip.ops.geometry import Geometry
 from rocmforge_hip.ops.processor_arrays import UseSizes
 from rocmforge_hip.ops.step import ListSizes, PredictorUse, StepLayout, StepShape
@@ -293,7 +293,7 @@ def cache_type(needs: MemoryNeeds) -> str:
     """Returns the stored type of a model's cache; "none" if it has none."""
     if not needs.cache_blocks:
         return "none"
-    return "f16" if needs.cache_blocks[0].key_scale is None else "int8"
+    return stored_type(needs.cache_blocks[0])
 
 
 def _activation_slices(config: ModelConfig, options: LoadOptions, weights: int) -> int:
@@ -307,11 +307,13 @@ def _activation_slices(config: ModelConfig, options: LoadOptions, weights: int) 
 
 def _cache_block(layer: LayerConfig, kv_dtype: str) -> LayerCache[ArraySpec]:
     rows = layer.num_kv_heads, BLOCK_TOKENS
-    stored = "i1" if kv_dtype == "int8" else "f2"
-    scales = spec(rows, "f4") if kv_dtype == "int8" else None
+    scaled = kv_dtype in ("int8", "k8v4")
+    stored, scales = ("i1", spec(rows, "f4")) if scaled else ("f2", None)
     keys = spec((*rows, layer.key_dim), stored)
     if layer.latent is not None:
         return LayerCache(keys, None, scales, None)
+    if kv_dtype == "k8v4":
+        return LayerCache(keys, spec((*rows, layer.value_dim // 8), "u4"), scales, scales)
     return LayerCache(keys, spec((*rows, layer.value_dim), stored), scales, scales)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from rocmforge.checkpoint.tensor import Tensor
-from rocmforge.errors import UnsupportedArchitecture
+from rocmforge.errors import ConfigurationError, UnsupportedArchitecture
 from rocmforge.models.blocks import ModelWeights
 from rocmforge.models.config import (
     ActivationFunction,
@@ -18,7 +18,7 @@ from rocmforge.models.config import (
 from rocmforge.models.families import FAMILIES
 from rocmforge.models.lora import Adapter
 from rocmforge_hip.device.constants import MAX_SINK_DIM, MOST_EXPERTS
-from rocmforge_hip.device.heads import HeadSize
+from rocmforge_hip.device.heads import CACHED_HEADS, HeadSize
 from rocmforge_hip.ops.full_attention import ROPE_MULTIPLE
 from rocmforge_hip.ops.recurrent.kernels import CHANNEL_MULTIPLE, MAX_STATE_DIM, MAX_WIDTH
 from rocmforge_hip.ops.rows import MAX_NORM_DIM
@@ -51,6 +51,26 @@ def check_sinks(config: ModelConfig, weights: ModelWeights[Tensor]) -> None:
                 f"{config.architecture} with sinks of heads of {layer.value_dim} elements",
                 (f"heads of up to {MAX_SINK_DIM} elements",),
             )
+
+
+def check_packed_values(config: ModelConfig) -> None:
+    """Refuses models whose values cannot be stored in four bits.
+
+    Raises:
+        ConfigurationError: Names what there are no kernels for, and another type of cache.
+    """
+    sizes = [head for head in CACHED_HEADS if head.packs_values]
+    for layer in config.layers:
+        if not layer.num_heads:
+            continue
+        own = HeadSize(layer.key_dim, layer.value_dim)
+        if layer.latent is None and any(str(own) == str(size) for size in sizes):
+            continue
+        found = "latent vectors" if layer.latent else f"heads of {own} elements"
+        raise ConfigurationError(
+            f"There are no kernels for a k8v4 cache of {found}, which {config.architecture} has, "
+            f"but of heads of {', '.join(map(str, sizes))}. Use kv_dtype int8 or f16."
+        )
 
 
 def check_adapters(config: ModelConfig, adapters: Sequence[Adapter]) -> None:

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Generic, TypedDict, TypeVar
 
+import numpy as np
+
 from rocmforge.models.config import LayerConfig, ModelConfig, RopeStyle
 from rocmforge.models.forward.ops import AttentionSpec
 from rocmforge_hip.device.constants import (
@@ -19,7 +21,7 @@ from rocmforge_hip.device.constants import (
 )
 from rocmforge_hip.device.heads import CACHED_HEADS
 from rocmforge_hip.device.library import KernelLibrary
-from rocmforge_hip.device.memory import DeviceArray
+from rocmforge_hip.device.memory import ArraySpec, DeviceArray
 from rocmforge_hip.kernels import attention as kernels
 from rocmforge_hip.ops.activations import Activation, ActivationArrays
 from rocmforge_hip.ops.geometry import Geometry, whole_waves
@@ -36,7 +38,10 @@ X = TypeVar("X")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerCache(Generic[X]):
-    """Keys and values of one layer: kernels/include/rf/kv_cache.h. Scales for int8 only."""
+    """Keys and values of one layer: kernels/include/rf/kv_cache.h. No scales for float16.
+
+    A `k8v4` cache has keys in int8, and values in uint32 [..., value_dim / 8].
+    """
 
     keys: X  # float16 or int8 [blocks, num_kv_heads, BLOCK_TOKENS, key_dim]
     values: X | None  # as keys, [..., value_dim]; None: they are the end of keys
@@ -49,6 +54,14 @@ class LayerCache(Generic[X]):
         if self.values is None:
             return self.keys, self.key_scale
         return self.values, self.value_scale
+
+
+def stored_type(cache: LayerCache[DeviceArray] | LayerCache[ArraySpec]) -> str:
+    """Returns the type of a cache, as settings and the names of kernels have it."""
+    if cache.key_scale is None:
+        return "f16"
+    packs = cache.values is not None and cache.values.dtype == np.uint32
+    return "k8v4" if packs else "int8"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -153,7 +166,7 @@ class CachedAttention:
         self._tables = tables
         self._query_gains = query_gains
         self._wave = library.wave_size
-        cache = "int8" if caches[0].key_scale is not None else "f16"
+        cache = stored_type(caches[0])
         self._kernels = {  # of the layers that have attention
             index: _LayerKernels(
                 library,

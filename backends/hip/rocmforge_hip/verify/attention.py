@@ -25,7 +25,8 @@ from rocmforge_hip.verify.workbench import Recipe, Workbench, blocks_of
 # Relative to the largest value of a head of a token.
 HALF: Final = 2.0**-10
 _INT8: Final = 0.51 / 127
-STORED: Final = {"f16": HALF, "int8": _INT8}
+_INT4: Final = 0.51 / 7
+STORED: Final = {"f16": HALF, "int8": _INT8, "k8v4": _INT4}
 # Relative to the largest result: decoding is in float32, prefilling in halves.
 _DECODE: Final = 2e-4
 PREFILL: Final = 5e-3
@@ -78,6 +79,18 @@ def groups() -> Iterator[Group]:
                     sinks=head.value_dim <= MAX_SINK_DIM,
                 )
             )
+
+    for head in CACHED_HEADS:
+        for kv_heads in (2, 1):  # three or six heads of queries share one
+            if head.packs_values:
+                recipe = Recipe(
+                    heads=6,
+                    kv_heads=kv_heads,
+                    head_dim=head.key_dim,
+                    rotary_dim=head.key_dim,
+                    kv_dtype="k8v4",
+                )
+                yield _group(recipe)
 
     for kv_dtype in ("f16", "int8"):
         recipe = Recipe(architecture="hunyuan-moe", kv_dtype=kv_dtype)
@@ -226,8 +239,12 @@ def cached_tokens(bench: Workbench, data: DeviceArray, scale: DeviceArray | None
         ],
         axis=1,
     )
-    rows: Float64 = bench.get(data)[block, :, offset].astype(np.float64)
-    return rows if scale is None else rows * bench.get(scale)[block, :, offset][..., None]
+    found = bench.get(data)[block, :, offset]
+    packed = found.dtype == np.uint32
+    rows: Float64 = (oracle.nibbles(found) if packed else found).astype(np.float64)
+    if scale is not None:
+        rows = rows * bench.get(scale)[block, :, offset][..., None]
+    return oracle.turned(rows) if packed else rows
 
 
 def _store(bench: Workbench) -> float:
@@ -243,9 +260,16 @@ def _store(bench: Workbench) -> float:
         k = oracle.rms_norm(k, values_of(layer.k_norm), config.norm_eps)
     if not rotates_first:
         q, k = _rotated(bench, q, k, positions)
+    values, factor = stored.values, 1.0
+    if bench.model.ops.caches[0].of_values[0].dtype == np.uint32:
+        values, v, factor = oracle.turned(values), oracle.turned(v), _INT4 / _INT8
     return max(
-        error(got, want, np.abs(want).max(axis=-1, keepdims=True))
-        for got, want in ((stored.rotated, q), (stored.keys, k), (stored.values, v))
+        weight * error(got, want, np.abs(want).max(axis=-1, keepdims=True))
+        for got, want, weight in (
+            (stored.rotated, q, factor),
+            (stored.keys, k, factor),
+            (values, v, 1.0),
+        )
     )
 
 

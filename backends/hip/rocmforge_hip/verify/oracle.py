@@ -39,6 +39,21 @@ def layer_norm(x: Float64, weight: Float64, bias: Float64, eps: float) -> Float6
     return normed
 
 
+def turned(x: Float64) -> Float64:
+    """Multiplies each 32 elements of rows with a Hadamard matrix, which is its own inverse."""
+    number = np.arange(32)
+    signs = 1.0 - 2.0 * (np.bitwise_count(number[:, None] & number) % 2)
+    parts: Float64 = x.reshape(*x.shape[:-1], -1, 32) @ signs / np.sqrt(32)
+    return parts.reshape(x.shape)
+
+
+def nibbles(words: npt.NDArray[np.uint32]) -> npt.NDArray[np.int8]:
+    """Returns the elements of packed values, eight of each word: rf/packed_values.h."""
+    shifts = np.array([0, 16, 4, 20, 8, 24, 12, 28], np.uint32)
+    codes = (words[..., None] >> shifts & np.uint32(15)).astype(np.int8) - np.int8(8)
+    return codes.reshape(*words.shape[:-1], -1)
+
+
 def gelu(x: Float64) -> Float64:
     """Returns `x * Phi(x)`, Phi the normal distribution function."""
     phi = np.vectorize(lambda value: 0.5 * math.erfc(-value * math.sqrt(0.5)))

@@ -326,7 +326,7 @@ def _options(recipe: Recipe) -> LoadOptions:
         max_sequences=MAX_SEQUENCES,
         max_batched_tokens=MAX_TOKENS,
         kv_blocks=NUM_BLOCKS,
-        kv_dtype="int8" if recipe.kv_dtype == "int8" else "f16",
+        kv_dtype=recipe.kv_dtype,  # type: ignore[arg-type]
         activation_bits=recipe.activation_bits,
         memory_utilization=0.9,
         device_experts=recipe.device_experts,

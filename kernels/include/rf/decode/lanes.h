@@ -9,7 +9,7 @@
 #pragma once
 
 #include "rf/decode/walk.h"
-#include "rf/wave.h"
+#include "rf/packed_values.h"
 
 namespace rf {
 
@@ -129,6 +129,22 @@ __device__ __forceinline__ void merge_lanes(DecodeState<Shape, kGroup>& state) {
   }
 }
 
+// kCount elements of a row as they are stored, and as numbers.
+template <class Element, int kCount>
+struct LaneChunk {
+  using Type = Vec<Element, kCount>;
+  using Numbers = Type;
+  static __device__ __forceinline__ Type numbers(const Type& chunk) { return chunk; }
+};
+template <>
+struct LaneChunk<uint32_t, kPacked<uint32_t>> {
+  using Type = uint32_t;
+  using Numbers = Vec<half, kPacked<uint32_t>>;
+  static __device__ __forceinline__ Numbers numbers(uint32_t chunk) {
+    return unpack_nibbles(chunk);
+  }
+};
+
 template <class Stored, int kKeyDim, int kValueDim, int kGroup, bool kValuesInKeys>
 class LaneWave {
   using Shape = DecodeShape<Stored, kKeyDim, kValueDim, kGroup>;
@@ -137,8 +153,9 @@ class LaneWave {
   static constexpr int kValueChunks = Shape::kValueChunks;
   static constexpr int kUnroll = Shape::kUnroll;
   static constexpr int kHeld = Shape::kHeld;
-  static constexpr bool kQuantised = sizeof(Stored) == 1;
-  using Chunk = Vec<Stored, kChunk>;
+  static constexpr bool kQuantised = CacheType<Stored>::kHasScales;
+  using KeyChunk = LaneChunk<typename CacheType<Stored>::Key, kChunk>;
+  using ValueChunk = LaneChunk<typename CacheType<Stored>::Value, kChunk>;
 
  public:
   // Takes rows of kKeyDim; those of `heads` and beyond are not read.
@@ -170,14 +187,15 @@ class LaneWave {
     const auto row_of = [&](int base, int64_t block_row, int unroll) {
       return walk.row_of(base + unroll * Shape::kTokens + token_lane_, block_row);
     };
-    const auto load = [&]<class Columns, int kCount>(const Stored* data, const Columns& columns,
-                                                     int base, int64_t block_row,
-                                                     Chunk(&chunks)[kUnroll][kCount]) {
+    const auto load = [&]<class Element, class Columns, class Chunk, int kCount>(
+                          const Element* data, const Columns& columns, int base, int64_t block_row,
+                          Chunk(&chunks)[kUnroll][kCount]) {
 #pragma unroll
       for (int unroll = 0; unroll < kUnroll; ++unroll) {
         for_each_chunk<kCount>([&](int c) {
-          const Stored* address = data + row_of(base, block_row, unroll) * Columns::kRow +
-                                  Columns::kFirst + columns.first[c];
+          const int64_t first =
+              row_of(base, block_row, unroll) * Columns::kRow + Columns::kFirst + columns.first[c];
+          const Element* address = data + first / kPacked<Element>;
           chunks[unroll][c] = __builtin_nontemporal_load(reinterpret_cast<const Chunk*>(address));
         });
       }
@@ -185,7 +203,8 @@ class LaneWave {
 
     constexpr int kStride = kDecodeWaves * Shape::kStep;
     int base = walk.begin + wave * Shape::kStep;
-    Chunk keys[kUnroll][kKeyChunks], values[kUnroll][kValueChunks];
+    typename KeyChunk::Type keys[kUnroll][kKeyChunks];
+    typename ValueChunk::Type values[kUnroll][kValueChunks];
     int64_t block_row = walk.first_row_of(walk.block_of(base));
     if (base < walk.end) load(cache.k, key_columns_, base, block_row, keys);
     int32_t next_block = walk.block_of(base + kStride);
@@ -246,6 +265,9 @@ class LaneWave {
       const int first_lane = lane_id() - chunk_;
 #pragma unroll
       for (int unroll = 0; unroll < kUnroll; ++unroll) {
+        typename ValueChunk::Numbers own[kValueChunks];
+        for_each_chunk<kValueChunks>(
+            [&](int c) { own[c] = ValueChunk::numbers(values[unroll][c]); });
 #pragma unroll
         for (int head = 0; head < kGroup; ++head) {
           const int score = head * kUnroll + unroll;
@@ -253,7 +275,7 @@ class LaneWave {
               shfl(weights[score % kHeld], first_lane + score / kHeld * Shape::kCopies);
 #pragma unroll
           for (int i = 0; i < kValueChunks * kChunk; ++i) {
-            const auto value = static_cast<float>(values[unroll][i / kChunk][i % kChunk]);
+            const auto value = static_cast<float>(own[i / kChunk][i % kChunk]);
             state_.output[head][i] = fma(weight, value, state_.output[head][i]);
           }
         }

@@ -80,7 +80,7 @@ __device__ __forceinline__ void interleave(const Vec<int8_t, kCount>& a,
 template <class Stored, int kKeyDim, int kValueDim, int kGroup>
 class MatrixWave {
   using Unit = decode::Unit;
-  static constexpr bool kQuantised = sizeof(Stored) == 1;
+  static constexpr bool kQuantised = CacheType<Stored>::kHasScales;
   static constexpr int kStep = decode::kTileTokens;
   static constexpr int kKeyChunk = 16 / sizeof(Stored);         // elements
   static constexpr int kKeyChunks = kKeyDim / (4 * kKeyChunk);  // of a lane, in each row

@@ -24,6 +24,6 @@ class Bounds(Message, frozen=True):
 def bounds_for(runner: RunnerInfo, tolerance: float | None) -> Bounds:
     """Returns the operator's bounds, or those that were measured to fit such a device."""
     if tolerance is None:
-        is_int8 = runner.kv_dtype == "int8" or runner.activation_bits == 8
+        is_int8 = runner.kv_dtype in ("int8", "k8v4") or runner.activation_bits == 8
         tolerance = _INT8_TOLERANCE if is_int8 else _TOLERANCE
     return Bounds(tolerance=tolerance)
