@@ -16,7 +16,7 @@ from rocmforge_hip.backend import create
 from rocmforge_hip.load import loading
 from rocmforge_hip.run import graph_check
 from rocmforge_hip.run.runner import HipRunner, graph_sizes
-from tests.backend.driving import Chunk, Driver, Want
+from tests.backend.driving import GREEDY, Chunk, Driver, Want
 from tests.data.models.tiny_adapters import TinyAdapter, write_adapter
 from tests.data.models.tiny_models import PROMPT, by_name, write_model
 from tests.e2e.hip.test_hip_models import FLOAT_TOLERANCE
@@ -59,9 +59,9 @@ def answers(runner: HipRunner) -> list[float]:
     return found
 
 
-def launches(runner: HipRunner) -> int:
+def launches(runner: HipRunner, *wants: Want) -> int:
     """Launches of a decode step whose graph, if any, is there."""
-    decodes = [Chunk(tokens=[7], start=at, blocks=[1]) for at in range(2)]
+    decodes = [Chunk(tokens=[7], start=at, blocks=[1], wants=wants or GREEDY) for at in range(2)]
     costs = [Driver(runner).run(chunk).cost for chunk in decodes]
     assert costs[1] is not None
     return costs[1].launches
@@ -94,6 +94,7 @@ def test_graphs_may_be_left_out_or_used_unchecked(stack: ExitStack, model: Path)
     )
     assert (without.info.graphs, unchecked.info.graphs) == ("off", "unchecked")
     assert launches(without) > 5 * launches(unchecked)
+    assert launches(unchecked, Want(num_logprobs=20)) == launches(unchecked) + 1, "behind the graph"
     assert answers(without) == answers(unchecked)
 
 
