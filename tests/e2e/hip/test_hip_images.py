@@ -136,7 +136,7 @@ def test_a_predictor_guesses_behind_images_at_their_positions(
     drafting = structs.replace(sampling, draft_model_tokens=4)
     found, stats = tokens_of(loaded.core(), [(prompt, drafting)])
     assert found == expected
-    assert stats.totals.predictor_accepted_tokens == stats.totals.predictor_drafted_tokens > 4
+    assert stats.totals.predictor_accepted_tokens == stats.totals.predictor_drafted_tokens > 10
     rows, columns = prompt.images[0].grid
     behind = max(rows, columns) // 2 - rows * columns // 4  # of what follows the image
     for positions, axes in guesses.found:
