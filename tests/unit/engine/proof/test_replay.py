@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import pytest
 from msgspec import structs
 
 from rocmforge.backend import registry
+from rocmforge.backend.protocol import LoadOptions
 from rocmforge.cli import main
 from rocmforge.engine.ipc.params import SamplingParams, TokenLogprob
 from rocmforge.engine.proof.bounds import Bounds
 from rocmforge.engine.proof.bundle import MOST_FILES, MOST_PLACES, read_bundle, write_bundle
 from rocmforge.engine.proof.messages import Begin, BundlePolicy, Sample
 from rocmforge.engine.proof.process import Checker, load_reference
+from rocmforge.engine.proof.replay import device_options
 from rocmforge.opening import open_checkpoint
 from tests.data.models.tiny_models import PROMPT, by_name, write_model
 from tests.support.core import make_core, reports
@@ -102,6 +106,13 @@ def test_a_bundle_is_right_on_a_right_device_and_wrong_on_the_wrong_one(
     status, lines = replay(path, capsys, "--backend", f"{ERRING}:create_last")
     assert status == 1
     assert all("WRONG" in line for line in lines)
+
+
+def test_a_replay_keeps_every_kind_of_cache(bundles: Path) -> None:
+    bundle = read_bundle(min(bundles.iterdir()))
+    for kind in set(get_args(get_type_hints(LoadOptions)["kv_dtype"])) - {"auto"}:
+        of_kind = structs.replace(bundle, runner=replace(bundle.runner, kv_dtype=kind))
+        assert device_options(of_kind, None).kv_dtype == kind
 
 
 def test_layers_show_where_a_difference_begins(
