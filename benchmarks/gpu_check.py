@@ -43,7 +43,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=64, help="decode steps of a measurement")
     parser.add_argument("--long", type=int, default=0, help="tokens of a prompt taken in chunks")
     parser.add_argument("--activation-bits", choices=("auto", "8", "16"), default="auto")
-    parser.add_argument("--kv-dtype", choices=("auto", "f16", "int8"), default="auto")
+    parser.add_argument("--kv-dtype", choices=("auto", "f16", "int8", "k8v4"), default="auto")
     parser.add_argument(
         "--decode-variant", choices=("auto", "plain", "fused", "rounded", "fewest"), default="auto"
     )
