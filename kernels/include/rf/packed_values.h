@@ -14,30 +14,30 @@ inline constexpr int kTurned = 32;
 inline constexpr float kTurnedLength = 0.17677669529663687f;  // 1 / sqrt(kTurned)
 
 // Adds and subtracts what lanes of a wave hold. All of them take part.
-template <int kLanes, int kOwn, int kMask = 1>
-__device__ __forceinline__ void add_across(float (&x)[kOwn]) {
+template <int kLanes, int kHeld, int kMask = 1>
+__device__ __forceinline__ void add_across(float (&x)[kHeld]) {
   if constexpr (kMask < kLanes) {
     const float sign = lane_id() & kMask ? -1.0f : 1.0f;
 #pragma unroll
     for (float& value : x) value = fma(sign, value, shfl_xor<kMask>(value));
-    add_across<kLanes, kOwn, kMask * 2>(x);
+    add_across<kLanes, kHeld, kMask * 2>(x);
   }
 }
 
-// Turns kTurned elements side by side, of which each lane has kOwn.
-template <int kOwn>
-__device__ __forceinline__ void turn(float (&x)[kOwn]) {
+// Turns kTurned elements side by side, of which each lane has kHeld.
+template <int kHeld>
+__device__ __forceinline__ void turn(float (&x)[kHeld]) {
 #pragma unroll
-  for (int step = 1; step < kOwn; step *= 2) {
+  for (int step = 1; step < kHeld; step *= 2) {
 #pragma unroll
-    for (int i = 0; i < kOwn; ++i) {
+    for (int i = 0; i < kHeld; ++i) {
       if (i & step) continue;
       const float a = x[i], b = x[i + step];
       x[i] = a + b;
       x[i + step] = a - b;
     }
   }
-  add_across<kTurned / kOwn>(x);
+  add_across<kTurned / kHeld>(x);
 #pragma unroll
   for (float& value : x) value *= kTurnedLength;
 }
