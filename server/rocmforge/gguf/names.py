@@ -254,7 +254,7 @@ NAMES: Final[Mapping[str, TensorNames]] = MappingProxyType(
     {
         **dict.fromkeys(("llama", "qwen2", "qwen3", "qwen3moe", "gemma2", "gemma3"), _PLAIN),
         "gemma-embedding": _PLAIN,
-        **dict.fromkeys(("qwen2vl", "qwen3vl"), _PLAIN),
+        **dict.fromkeys(("qwen2vl", "qwen3vl", "qwen3vlmoe"), _PLAIN),
         **dict.fromkeys(("qwen2moe", "olmoe", "ernie4_5-moe", "dots1", "minimax-m2"), _PLAIN),
         **dict.fromkeys(("hunyuan-moe", "mistral3", "granite", "smollm3", "olmo2"), _PLAIN),
         **dict.fromkeys(("lfm2", "lfm2moe"), _LIQUID),

@@ -428,7 +428,7 @@ def _gemma4() -> NameTable:
 _DECODER_NAMES: Final[Mapping[str, NameTable]] = MappingProxyType(
     {
         **dict.fromkeys(("llama", "qwen2", "qwen3", "qwen3moe", "phi3"), _decoder(_ONE_NORM)),
-        **dict.fromkeys(("qwen2vl", "qwen3vl"), _decoder(_ONE_NORM)),
+        **dict.fromkeys(("qwen2vl", "qwen3vl", "qwen3vlmoe"), _decoder(_ONE_NORM)),
         **dict.fromkeys(("mistral3", "granite", "smollm3"), _decoder(_ONE_NORM)),
         **dict.fromkeys(
             ("qwen2moe", "olmoe", "ernie4_5-moe", "dots1", "glm4moe", "minimax-m2", "hunyuan-moe"),

@@ -1,8 +1,12 @@
-"""The experts of gpt-oss as its folders have them: gate and up in turns, MXFP4 in two tensors.
+"""The experts of gpt-oss and Qwen3-VL as their folders have them, which is not as others do.
 
+Those of gpt-oss have gate and up in turns, and MXFP4 in two tensors.
 In MXFP4, `NAME_blocks` is [experts, out_features, in_features / 32, 16] of two codes a byte, the
 first in the low bits, and `NAME_scales` [experts, out_features, in_features / 32]. Otherwise NAME
 is [experts, in_features, out_features]. Gate and up alternate among the out_features, gate first.
+
+Those of Qwen3-VL are [experts, in_features, out_features], too, but up follows gate. Transformers
+turns them when it reads them, so that a folder that it has written may have them as others do.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ import numpy.typing as npt
 from rocmforge.checkpoint.formats import FORMATS
 from rocmforge.checkpoint.tensor import Derived, Stack, Tensor, Transposed
 from rocmforge.errors import UnsupportedTensor
+from rocmforge.models.config import ModelConfig
 
 PACKED: Final = re.compile(r"\.mlp\.experts\.(gate_up|down)_proj_(blocks|scales)$")
 """What the names of the parts of MXFP4 end with."""
@@ -113,6 +118,35 @@ def unpack_experts(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
                 raise UnsupportedTensor(name, f"another tensor is {own}, too")
             found[own] = part
     return found
+
+
+def turn_experts(config: ModelConfig, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Returns the tensors of Qwen3-VL with those of experts as other folders have them.
+
+    A tensor whose shape is the same in both ways is taken as it is, as Transformers does; one whose
+    shape fits neither way is left for others to refuse.
+
+    Args:
+        config: Says how large the experts are.
+        tensors: By their names.
+    """
+    experts = next((layer.experts for layer in config.layers if layer.experts), None)
+    if experts is None:
+        return dict(tensors)
+    size, width = experts.intermediate_size, config.hidden_size
+    shapes = {"gate_up": (2 * size, width), "down": (width, size)}
+
+    def turned(name: str, tensor: Tensor) -> Tensor:
+        match = _MATRIX.fullmatch(name)
+        if match is None or match[3]:
+            return tensor
+        wanted = experts.num_experts, *shapes[match[2]]
+        published = wanted[0], wanted[2], wanted[1]
+        if tensor.shape == wanted or tensor.shape != published:
+            return tensor
+        return _by_expert(tensor, None)
+
+    return {name: turned(name, tensor) for name, tensor in tensors.items()}
 
 
 def _unpacked(

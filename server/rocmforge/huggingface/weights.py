@@ -16,7 +16,7 @@ from rocmforge.checkpoint.tensor import Tensor, float32_tensor
 from rocmforge.errors import UnsupportedTensor
 from rocmforge.huggingface.files.shards import WeightFile
 from rocmforge.huggingface.names import ONE_EXPERT, NameTable
-from rocmforge.huggingface.packed_experts import PACKED, unpack_experts
+from rocmforge.huggingface.packed_experts import PACKED, turn_experts, unpack_experts
 from rocmforge.models.config import ModelConfig
 from rocmforge.models.layouts import (
     as_declared,
@@ -87,6 +87,8 @@ def read_weights(
     found = _tensors_of_model(files, names, predicting)
     if config.architecture == "gpt-oss":
         found = unpack_experts(found)
+    elif config.architecture == "qwen3vlmoe":
+        found = turn_experts(config, found)
     for name, tensor in join_experts(found, *ONE_EXPERT).items():
         paths = names.find(name)
         if paths is None:

@@ -182,15 +182,15 @@ FAMILIES: Final[Mapping[str, ModelFamily]] = MappingProxyType(
         "qwen2vl": ModelFamily(
             has=_DECODER, may_have=_BIASES | _OUTPUT, axes=PositionAxes.SECTIONS
         ),
-        # Qwen3-VL differs from Qwen 3 by its positions in images.
+        # Qwen3-VL differs from Qwen 3 by its positions in images, also with experts.
         **{
             name: ModelFamily(
                 has=_DECODER | _HEAD_NORMS,
                 may_have=_BIASES | _OUTPUT,
-                router=RouterFunction.SOFTMAX if name == "qwen3moe" else None,
-                axes=PositionAxes.INTERLEAVED if name == "qwen3vl" else None,
+                router=RouterFunction.SOFTMAX if name.endswith("moe") else None,
+                axes=PositionAxes.INTERLEAVED if name.startswith("qwen3vl") else None,
             )
-            for name in ("qwen3", "qwen3moe", "qwen3vl")
+            for name in ("qwen3", "qwen3moe", "qwen3vl", "qwen3vlmoe")
         },
         "qwen2moe": ModelFamily(
             has=_DECODER | {"experts.shared.router"},

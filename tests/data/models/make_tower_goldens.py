@@ -35,6 +35,7 @@ CLASSES = {
     "smolvlm": ("SmolVLM", "ForConditionalGeneration"),
     "gemma3": ("Gemma3", "ForConditionalGeneration"),
     "qwen3_vl": ("Qwen3VL", "ForConditionalGeneration"),
+    "qwen3_vl_moe": ("Qwen3VLMoe", "ForConditionalGeneration"),
     "qwen3_5": ("Qwen3_5", "ForConditionalGeneration"),
     "internvl": ("InternVL", "ForConditionalGeneration"),
     "mistral3": ("Mistral3", "ForConditionalGeneration"),

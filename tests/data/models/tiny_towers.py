@@ -105,6 +105,14 @@ class TinyTower:
         """What names began with in files, by what they begin with in Transformers."""
         return _PUBLISHED
 
+    def stored(self, weights: Tensors) -> Tensors:
+        """Weights as they are in files of folders."""
+        return published(weights, self.published)
+
+    def cut(self, weights: Tensors) -> Tensors:
+        """Weights as those that GGUF files have, still by Hugging Face's names."""
+        return weights
+
     def write_files(self, folder: Path, keys: dict[str, Any]) -> Path | None:
         """Does as `write_tower_files`; None: that knows this kind itself."""
         return None
@@ -430,7 +438,8 @@ def hf_weights(model: TinyTower) -> Tensors:
         ):
             weights[name] = np.float32(0.5) * noise
         else:
-            weights[name] = np.float32(1.5 / np.sqrt(np.prod(shape[1:]))) * noise
+            inputs = shape[2:] if ".experts." in name else shape[1:]
+            weights[name] = np.float32(1.5 / np.sqrt(np.prod(inputs))) * noise
     return weights
 
 
@@ -470,7 +479,7 @@ def write_tower_folder(model: TinyTower, path: Path, **config: Any) -> Path:
     path.mkdir(parents=True)
     (path / "config.json").write_text(json.dumps({**model.config, **config}))
     (path / "preprocessor_config.json").write_text(json.dumps(model.processor))
-    write_safetensors(path / "model.safetensors", published(hf_weights(model), model.published))
+    write_safetensors(path / "model.safetensors", model.stored(hf_weights(model)))
     return path
 
 
@@ -579,7 +588,7 @@ def _write_qwen_files(
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.MMPROJ, vision["depth"])
     merging = vision.get("deepstack_visual_indexes", ())
     own, of_tower = {}, {}
-    for name, weight in hf_weights(model).items():
+    for name, weight in model.cut(hf_weights(model)).items():
         if not name.startswith("model.visual."):
             plain = name.replace("language_model.", "")
             own[gguf_name(recipe, plain)] = gguf_layout(recipe, plain, weight)
@@ -660,6 +669,10 @@ def _gguf_recipe(model: TinyTower) -> TinyModel:
         else:
             name, kind = "qwen3vl", "Qwen3VL"
             keys["n_deepstack_layers"] = len(merging)
+            if (count := text.get("num_experts")) is not None:
+                name, chosen = "qwen3vlmoe", text["num_experts_per_tok"]
+                keys |= {"expert_count": count, "expert_used_count": chosen}
+                keys["expert_feed_forward_length"] = text["moe_intermediate_size"]
         return TinyModel(name=model.name, architecture=name, hf_class=kind, config=text, keys=keys)
     if not model.averages:
         keys |= {"rope.freq_base": 10000.0, "rope.dimension_count": text["head_dim"]}

@@ -150,6 +150,19 @@ _QWEN3_VL: Final = DecoderType(
     defaults={"head_dim": 128, "max_position_embeddings": 128000, "rope_theta": 500000.0},
     sections=(24, 20, 20),
 )
+_QWEN3_VL_MOE: Final = replace(
+    _QWEN3_VL,
+    architecture="qwen3vlmoe",
+    defaults={
+        "num_attention_heads": 16,
+        "num_key_value_heads": 16,
+        "max_position_embeddings": 128000,
+        "rope_theta": 500000.0,
+        "num_local_experts": 60,  # or `num_experts`, which is found before it
+        "num_experts_per_tok": 4,
+        "moe_intermediate_size": 1408,
+    },
+)
 _QWEN25_VL: Final = DecoderType(
     architecture="qwen2vl",
     defaults={
@@ -371,6 +384,7 @@ DECODERS: Final[Mapping[str, DecoderType]] = MappingProxyType(
         ),
         # With images: the row of their text part is taken.
         **dict.fromkeys(("qwen3_vl", "qwen3_vl_text"), _QWEN3_VL),
+        **dict.fromkeys(("qwen3_vl_moe", "qwen3_vl_moe_text"), _QWEN3_VL_MOE),
         **dict.fromkeys(("qwen2_5_vl", "qwen2_5_vl_text"), _QWEN25_VL),
         "qwen3_5": _QWEN35,
         "qwen3_5_text": _QWEN35,

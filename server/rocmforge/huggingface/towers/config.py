@@ -546,7 +546,7 @@ TOWERS: Final[Mapping[str, TowerType]] = MappingProxyType(
         "llava": _PIXTRAL,
         "mistral3": _MISTRAL3,
         "qwen2_5_vl": _QWEN25,
-        "qwen3_vl": _QWEN3,
+        **dict.fromkeys(("qwen3_vl", "qwen3_vl_moe"), _QWEN3),
         "qwen3_5": _QWEN35,
         "qwen3_5_moe": _QWEN35,
     }
