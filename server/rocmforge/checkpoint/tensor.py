@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Literal
+from typing import Final, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +13,8 @@ import numpy.typing as npt
 from rocmforge.checkpoint.decode import decode
 from rocmforge.checkpoint.formats import FORMATS, WeightFormat
 from rocmforge.errors import UnsupportedTensor
+
+_BAND: Final = 64  # rows that are transposed at once: what of them is read together stays cached
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -203,11 +205,15 @@ class Transposed(Derived):
         """The stored data, in new memory."""
         original, element = self.original, self.format.block_bytes
         if original.format is self.format:
-            stored = original.data.reshape(*original.shape, element)
+            stored = original.data
         else:
-            halves = original.to_float32().astype("<f2")
-            stored = halves.view(np.uint8).reshape(*original.shape, element)
-        return np.ascontiguousarray(stored.swapaxes(-2, -3)).reshape(*self.shape[:-1], -1)
+            stored = original.to_float32().astype("<f2").view(np.uint8)
+        numbers = stored.view(f"<u{element}")
+        found = np.empty(self.shape, numbers.dtype)
+        for start in range(0, numbers.shape[-2], _BAND):
+            band = slice(start, start + _BAND)
+            found[..., band] = numbers[..., band, :].swapaxes(-1, -2)
+        return found.view(np.uint8)
 
     def slice(self, axis: int, start: int, stop: int) -> Tensor:
         """Returns `start:stop` along an axis; see `Tensor.slice`."""
