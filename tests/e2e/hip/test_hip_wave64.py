@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[3]
-# Both cache types, every group of architectures, every family of stored types.
+# All cache types, every group of architectures, every family of stored types.
 DECODERS = (
     "test_every_architecture_gives_the_references_tokens and (llama] or gemma3] or phi3]) or "
     "test_every_stored_type_gives_the_references_logits and (q8_0 or q4_1 or q4_k or q6_k) or "
-    "test_an_int8_cache or test_so_do_all_steps or test_sampling_settings"
+    "test_a_rounded_cache or test_so_do_all_steps or test_sampling_settings"
 )
 # Those of the cases, and halves and floats, which the tiny models have: the kernels of the others
 # need not be compiled for this wave.
@@ -28,7 +28,7 @@ ENCODERS = (
 @pytest.mark.timeout(900)  # the kernels are compiled first
 @pytest.mark.parametrize(
     ("file", "cases", "count"),
-    [("test_hip_models.py", DECODERS, 15), ("test_hip_encoders.py", ENCODERS, 14)],
+    [("test_hip_models.py", DECODERS, 16), ("test_hip_encoders.py", ENCODERS, 14)],
     ids=["decoders", "encoders"],
 )
 def test_whole_models_on_waves_of_64_lanes(

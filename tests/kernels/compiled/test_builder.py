@@ -153,6 +153,7 @@ def test_the_manifest_says_what_a_launch_has_to_give(name: str, lds_bytes: int) 
     assert found == {
         "rf_attention_prefill_f16_d128": lds_bytes,
         "rf_attention_prefill_int8_d128": 0,
+        "rf_attention_prefill_k8v4_d128": 0,
     }
 
 
