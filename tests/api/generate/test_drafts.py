@@ -42,7 +42,7 @@ ACCEPTED = "rocmforge_spec_decode_num_accepted_tokens_total"
 def drafting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     """A server that drafts unless a request says otherwise."""
     log = tmp_path_factory.mktemp("drafting") / "log"
-    with live_server(log, "--prompt-lookup-tokens", "6") as server:
+    with live_server(log, "--prompt-lookup-tokens", "6", "--backend", "create_costly") as server:
         yield server
 
 
