@@ -93,22 +93,17 @@ def siglip_config(
         norm_eps: Of its norms.
         activation: Of its networks.
     """
-    architecture = "internvl-tower" if processor.has_class else "siglip"
-    family, (rows, columns) = FAMILIES[architecture], processor.grid
-    return ModelConfig(
-        architecture=architecture,
-        name=name,
-        causal=family.causal,
+    places = processor.most_patches + processor.has_class
+    return _tower_config(
+        "internvl-tower" if processor.has_class else "siglip",
+        name,
+        layers,
         hidden_size=hidden_size,
-        vocab_size=rows * columns + processor.has_class,
-        max_context=rows * columns + processor.has_class,
-        layers=layers,
-        norm=family.norm,
+        table=places,
+        most_patches=places,
         norm_eps=norm_eps,
-        pre_norm=family.pre_norm,
         rope=None,
         activation=activation,
-        pooling=PoolingType.NONE,
         tower=TowerConfig(
             patch_features=processor.patch_features,
             merged=processor.merge * processor.merge,
@@ -142,29 +137,16 @@ def qwen_tower_config(
         activation: Of its networks.
         theta: Of the rotation of queries and keys by rows and columns.
     """
-    architecture = "qwen25vl-tower" if processor.window else "qwen3vl-tower"
-    family, head_dim = FAMILIES[architecture], layers[0].key_dim
-    return ModelConfig(
-        architecture=architecture,
-        name=name,
-        causal=family.causal,
+    return _tower_config(
+        "qwen25vl-tower" if processor.window else "qwen3vl-tower",
+        name,
+        layers,
         hidden_size=hidden_size,
-        vocab_size=processor.places * processor.places,
-        max_context=processor.most_patches,
-        layers=layers,
-        norm=family.norm,
+        table=processor.places * processor.places,
+        most_patches=processor.most_patches,
         norm_eps=norm_eps,
-        pre_norm=family.pre_norm,
-        rope=RopeConfig(
-            style=RopeStyle.NEOX,
-            rotary_dim=head_dim,
-            theta=theta,
-            scaling=None,
-            axes=axes_of_pairs((head_dim // 4, head_dim // 4), PositionAxes.SECTIONS),
-            axes_restart=True,
-        ),
+        rope=_rope_by_axes(layers[0].key_dim, theta),
         activation=activation,
-        pooling=PoolingType.NONE,
         tower=TowerConfig(
             patch_features=processor.patch_features,
             merged=processor.merge * processor.merge,
@@ -199,30 +181,16 @@ def pixtral_config(
         activation: Of its networks, which are gated.
         theta: Of the rotation of queries and keys by rows and columns, whose frequencies alternate.
     """
-    architecture = "pixtral-merging" if processor.merge > 1 else "pixtral"
-    family, head_dim = FAMILIES[architecture], layers[0].key_dim
-    return ModelConfig(
-        architecture=architecture,
-        name=name,
-        causal=family.causal,
+    return _tower_config(
+        "pixtral-merging" if processor.merge > 1 else "pixtral",
+        name,
+        layers,
         hidden_size=hidden_size,
-        vocab_size=processor.places,
-        max_context=processor.most_patches,
-        layers=layers,
-        norm=family.norm,
+        table=processor.places,
+        most_patches=processor.most_patches,
         norm_eps=norm_eps,
-        pre_norm=family.pre_norm,
-        rope=RopeConfig(
-            style=RopeStyle.NEOX,
-            rotary_dim=head_dim,
-            theta=theta,
-            scaling=None,
-            axes=axes_of_pairs((head_dim // 4, head_dim // 4), PositionAxes.SECTIONS),
-            axes_restart=True,
-            axes_shift=0.5,
-        ),
+        rope=_rope_by_axes(layers[0].key_dim, theta, shift=0.5),
         activation=activation,
-        pooling=PoolingType.NONE,
         tower=TowerConfig(
             patch_features=processor.patch_features,
             merged=processor.merge * processor.merge,
@@ -231,6 +199,52 @@ def pixtral_config(
             merges_first=processor.merge > 1,
             inner_size=embedding_size,
         ),
+    )
+
+
+def _tower_config(
+    architecture: str,
+    name: str,
+    layers: tuple[LayerConfig, ...],
+    *,
+    hidden_size: int,
+    table: int,
+    most_patches: int,
+    norm_eps: float,
+    rope: RopeConfig | None,
+    activation: ActivationFunction,
+    tower: TowerConfig,
+) -> ModelConfig:
+    """Returns a tower with what its family says; `table` is the rows of its table of positions."""
+    family = FAMILIES[architecture]
+    return ModelConfig(
+        architecture=architecture,
+        name=name,
+        causal=family.causal,
+        hidden_size=hidden_size,
+        vocab_size=table,
+        max_context=most_patches,
+        layers=layers,
+        norm=family.norm,
+        norm_eps=norm_eps,
+        pre_norm=family.pre_norm,
+        rope=rope,
+        activation=activation,
+        pooling=PoolingType.NONE,
+        tower=tower,
+    )
+
+
+def _rope_by_axes(head_dim: int, theta: float, shift: float = 0.0) -> RopeConfig:
+    """Returns a rotation by the rows and columns of patches; see `RopeConfig.axes_shift`."""
+    return RopeConfig(
+        style=RopeStyle.NEOX,
+        rotary_dim=head_dim,
+        theta=theta,
+        scaling=None,
+        axes=axes_of_pairs((head_dim // 4, head_dim // 4), PositionAxes.SECTIONS),
+        axes_restart=True,
+        axes_shift=shift,
     )
 
 

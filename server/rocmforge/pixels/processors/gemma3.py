@@ -7,11 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from rocmforge.models.vision.config import ProcessorConfig
 from rocmforge.models.vision.image import ImageLayout, ProcessedImage
-from rocmforge.pixels.processors.patches import opaque, tile_of
+from rocmforge.pixels.processors.patches import one_tile
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -25,8 +23,4 @@ def layout(width: int, height: int, config: ProcessorConfig) -> ImageLayout:
 
 def process(image: Image, config: ProcessorConfig) -> ProcessedImage:
     """Returns a picture as the tower takes it."""
-    scaled = opaque(image).resize((config.tile, config.tile), config.resampling)
-    return ProcessedImage(
-        layout=layout(image.width, image.height, config),
-        tiles=(tile_of(np.asarray(scaled), config),),
-    )
+    return one_tile(image, (config.tile, config.tile), config)

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rocmforge.models.vision.config import ProcessorConfig
-from rocmforge.models.vision.image import ImageTile
+from rocmforge.models.vision.image import ImageLayout, ImageTile, ProcessedImage
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -37,3 +37,15 @@ def tile_of(pixels: npt.NDArray[np.uint8], config: ProcessorConfig) -> ImageTile
         grid=(rows, columns),
         num_rows=(rows // merge) * (columns // merge),
     )
+
+
+def layout_of_one(size: tuple[int, int], config: ProcessorConfig) -> ImageLayout:
+    """Returns what a picture becomes that is scaled to one tile, (width, height) pixels large."""
+    columns, rows = (side // config.patch for side in size)
+    return ImageLayout(rows=0, columns=0, tile_rows=(config.rows_of((rows, columns)),))
+
+
+def one_tile(image: Image, size: tuple[int, int], config: ProcessorConfig) -> ProcessedImage:
+    """Scales a picture to one tile, (width, height) pixels large."""
+    scaled = np.asarray(opaque(image).resize(size, config.resampling))
+    return ProcessedImage(layout=layout_of_one(size, config), tiles=(tile_of(scaled, config),))

@@ -8,12 +8,10 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from rocmforge.errors import InvalidParameter
 from rocmforge.models.vision.config import MOST_STRETCHED, ProcessorConfig
 from rocmforge.models.vision.image import ImageLayout, ProcessedImage
-from rocmforge.pixels.processors.patches import opaque, tile_of
+from rocmforge.pixels.processors.patches import layout_of_one, one_tile
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -25,16 +23,12 @@ def layout(width: int, height: int, config: ProcessorConfig) -> ImageLayout:
     Raises:
         InvalidParameter: It is too long for its width, or the other way round.
     """
-    columns, rows = (side // config.patch for side in _scaled(width, height, config))
-    return ImageLayout(rows=0, columns=0, tile_rows=(config.rows_of((rows, columns)),))
+    return layout_of_one(_scaled(width, height, config), config)
 
 
 def process(image: Image, config: ProcessorConfig) -> ProcessedImage:
     """Returns a picture as the tower takes it."""
-    scaled = opaque(image).resize(_scaled(*image.size, config), config.resampling)
-    return ProcessedImage(
-        layout=layout(*image.size, config), tiles=(tile_of(np.asarray(scaled), config),)
-    )
+    return one_tile(image, _scaled(*image.size, config), config)
 
 
 def _scaled(width: int, height: int, config: ProcessorConfig) -> tuple[int, int]:
