@@ -31,6 +31,8 @@ UInt32Array = npt.NDArray[np.uint32]
 UInt64Array = npt.NDArray[np.uint64]
 Float32Array = npt.NDArray[np.float32]
 
+KvDtype = Literal["f32", "f16", "int8", "k8v4"]
+"""Stored types of a KV cache; k8v4 has keys in int8 and values in four bits."""
 NO_SOURCE = -1
 """`StepInput.token_source` of a token whose id is known to the host."""
 SAMPLE = -1
@@ -308,7 +310,7 @@ class LoadOptions:
     max_sequences: int  # largest B of a step
     max_batched_tokens: int  # largest T of a step
     kv_blocks: int | None  # size of the cache; None = as many as fit
-    kv_dtype: Literal["auto", "f32", "f16", "int8", "k8v4"]
+    kv_dtype: Literal["auto", KvDtype]
     memory_utilization: float  # share of the device memory to use, 0..1
     tensor_parallel: int = 1  # devices that share each layer; `device` then lists as many
     adapters: tuple[AdapterSpec, ...] = ()

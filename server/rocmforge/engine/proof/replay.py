@@ -13,7 +13,7 @@ from typing import Final, Literal
 
 from msgspec import convert
 
-from rocmforge.backend.protocol import Backend, LoadOptions, Runner
+from rocmforge.backend.protocol import Backend, KvDtype, LoadOptions, Runner
 from rocmforge.engine.ipc.params import TokenLogprob
 from rocmforge.engine.proof.bundle import ProofBundle, digest_of
 from rocmforge.engine.proof.comparing import WANTED_TOP, differ, restricted
@@ -157,7 +157,7 @@ def device_options(bundle: ProofBundle, device: str | None) -> LoadOptions:
         max_batched_tokens=max(CHUNK, 16),
         kv_blocks=None,
         # What was chosen then, where it was left to the backend: another would round differently.
-        kv_dtype=convert(runner.kv_dtype, Literal["f32", "f16", "int8", "k8v4"]),
+        kv_dtype=convert(runner.kv_dtype, KvDtype),
         activation_bits=_BITS.get(runner.activation_bits, "auto"),
         memory_share=1.0,
         releases_windows=False,
