@@ -39,8 +39,7 @@ def f16(rows: Rows) -> Rows:
 
 def int8(rows: Rows) -> Rows:
     """Rounds to bytes with a scale for each row."""
-    scale = np.abs(rows).max(-1, keepdims=True) / np.float32(127)
-    scale[scale == 0] = 1
+    scale = _scale(rows, 127)
     result: Rows = np.rint(rows / scale) * scale
     return result
 
@@ -56,16 +55,14 @@ def fp8(rows: Rows) -> Rows:
 
 def scaled_fp8(rows: Rows) -> Rows:
     """Rounds to E4M3 with a scale for each row, whose largest element becomes the largest there."""
-    scale = np.abs(rows).max(-1, keepdims=True) / np.float32(448)
-    scale[scale == 0] = 1
+    scale = _scale(rows, 448)
     result: Rows = fp8(rows / scale) * scale
     return result
 
 
 def int4(rows: Rows) -> Rows:
     """Rounds to -7 ... 7 with a scale for each row."""
-    scale = np.abs(rows).max(-1, keepdims=True) / np.float32(7)
-    scale[scale == 0] = 1
+    scale = _scale(rows, 7)
     result: Rows = np.rint(rows / scale) * scale
     return result
 
@@ -90,6 +87,13 @@ def q4_1(rows: Rows) -> Rows:
     codes = np.clip(np.rint((blocks - least) / scale), 0, 15)
     result: Rows = (codes * scale + least).reshape(rows.shape)
     return result
+
+
+def _scale(rows: Rows, largest: int) -> Rows:
+    """Returns what each row is divided by for its largest element to become that, [..., 1]."""
+    scale: Rows = np.abs(rows).max(-1, keepdims=True) / np.float32(largest)
+    scale[scale == 0] = 1
+    return scale
 
 
 def _blocks(rows: Rows) -> Rows:

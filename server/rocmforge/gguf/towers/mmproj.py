@@ -58,6 +58,13 @@ _RESAMPLING: Final = MappingProxyType(
         ProcessorKind.INTERNVL: Resampling.BICUBIC,
     }
 )
+_GELUS: Final = MappingProxyType(
+    {
+        ProcessorKind.INTERNVL: ActivationFunction.GELU,
+        ProcessorKind.PIXTRAL: ActivationFunction.GELU,
+    }
+)
+"""Of networks that have another form of it than the one with tanh."""
 _GEMMA3_MERGE: Final = 4  # patches of a side that a row is made of, unless a file says so
 _OUTSIDE: Final = MappingProxyType(
     {
@@ -347,17 +354,14 @@ def _config(file: GgufFile, processor: ProcessorConfig, embedding_size: int) -> 
         intermediate_size=_positive(file, "feed_forward_length"),
     )
     count = _positive(file, "block_count", MAX_LAYERS)
-    layers, make, act = (layer,) * count, siglip_config, ActivationFunction.GELU_TANH
+    layers, make = (layer,) * count, siglip_config
+    gelu = _GELUS.get(processor.kind, ActivationFunction.GELU_TANH)
     if processor.places and head % 4:
         raise BadGguf(str(file.path), f"{head} elements of a head do not rotate by axes")
-    if processor.has_class:
-        act = ActivationFunction.GELU
     if is_pixtral:
         make = pixtral_config
-        act = ActivationFunction.SILU if is_silu else ActivationFunction.GELU
     if processor.kind is ProcessorKind.QWEN_VL:
         make, merged = qwen_tower_config, hidden_size * processor.merge**2
-        act = ActivationFunction.SILU if is_silu else act
         # The last of so many layers sees the whole tile.
         period = _positive(file, "n_wa_pattern", MAX_LAYERS) if processor.window else 1
         layers = tuple(
@@ -375,7 +379,7 @@ def _config(file: GgufFile, processor: ProcessorConfig, embedding_size: int) -> 
         hidden_size=hidden_size,
         embedding_size=embedding_size,
         norm_eps=eps,
-        activation=act,
+        activation=ActivationFunction.SILU if is_silu else gelu,
     )
 
 
