@@ -99,13 +99,14 @@ class Terminal:
         before, _, self.shown = self.shown.partition(text)
         return before
 
-    def exit_status(self) -> int:
-        """Waits for the end of the program, and returns its status."""
+    def ends_well(self) -> None:
+        """Waits for the end of the program; fails, with what was shown, if its status is not 0."""
         deadline = time.monotonic() + PATIENCE_S
         while self.process.poll() is None:
             assert time.monotonic() < deadline, self.shown
             self._read(0.05)
-        return self.process.returncode
+        self._read(0.0)
+        assert self.process.returncode == 0, self.shown
 
     def _read(self, timeout_s: float) -> None:
         if not select.select([self._master], [], [], timeout_s)[0]:

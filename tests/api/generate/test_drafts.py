@@ -72,12 +72,21 @@ def test_answers_are_those_without_drafts(drafting: LiveServer) -> None:
     assert_settles(drafting)
 
 
-def test_a_draft_model_changes_no_answer_whoever_asks(with_draft_model: LiveServer) -> None:
-    """Through the official SDK, streaming and not, several at once, ended early and cancelled."""
-    client = OpenAI(base_url=f"{with_draft_model.url}/v1", api_key="unused", max_retries=0)
+@pytest.fixture
+def sdk(with_draft_model: LiveServer) -> Iterator[OpenAI]:
+    """The official SDK."""
+    url = f"{with_draft_model.url}/v1"
+    with OpenAI(base_url=url, api_key="unused", max_retries=0) as client:
+        yield client
+
+
+def test_a_draft_model_changes_no_answer_whoever_asks(
+    with_draft_model: LiveServer, sdk: OpenAI
+) -> None:
+    """Streaming and not, several at once, ended early and cancelled."""
 
     def ask(**fields: Any) -> list[str | None]:
-        answer = client.chat.completions.create(**TALK | fields)
+        answer = sdk.chat.completions.create(**TALK | fields)
         assert answer.usage is not None
         assert answer.usage.completion_tokens <= TALK["max_tokens"] * len(answer.choices)
         return [choice.message.content for choice in answer.choices]
@@ -87,9 +96,9 @@ def test_a_draft_model_changes_no_answer_whoever_asks(with_draft_model: LiveServ
         assert ask(**fields) == without
         assert ask(**fields, extra_body={"num_assistant_tokens": 2, "ignore_eos": True}) == without
     (plain,) = ask(seed=5)
-    parts = list(client.chat.completions.create(**TALK, seed=5, stream=True))
+    parts = list(sdk.chat.completions.create(**TALK, seed=5, stream=True))
     assert "".join(part.choices[0].delta.content or "" for part in parts) == plain
-    with client.chat.completions.create(**TALK, seed=5, stream=True) as stream:
+    with sdk.chat.completions.create(**TALK, seed=5, stream=True) as stream:
         next(iter(stream))
     drafted = metric(with_draft_model, DRAFTED, method="draft_model")
     assert drafted / 2 < metric(with_draft_model, ACCEPTED, method="draft_model") < drafted

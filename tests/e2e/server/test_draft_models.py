@@ -227,8 +227,10 @@ def test_a_real_model_as_its_own_draft_is_always_right(
 def test_a_server_with_a_draft_model_answers_as_without(smollm2_path: Path, tmp_path: Path) -> None:
     draft = write_shallow(smollm2_path, 4, tmp_path / "draft.gguf")
     command = serve_command(smollm2_path, "--draft-model", str(draft), "--draft-tokens", "3")
-    with LiveServer(command, tmp_path / "log") as server:
-        client = OpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0)
+    with (
+        LiveServer(command, tmp_path / "log") as server,
+        OpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0) as client,
+    ):
 
         def ask(**fields: Any) -> str:
             answer = client.completions.create(

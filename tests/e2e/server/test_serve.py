@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -30,8 +31,19 @@ def rocmforge(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_chat_answer_comes_from_the_model(smollm2_server: LiveServer) -> None:
-    client = OpenAI(base_url=f"{smollm2_server.url}/v1", api_key="unused")
+@pytest.fixture
+def client(smollm2_server: LiveServer) -> Iterator[OpenAI]:
+    """Of a server that all tests share."""
+    with openai_client(smollm2_server) as client:
+        yield client
+
+
+def openai_client(server: LiveServer) -> OpenAI:
+    """A client of the official SDK; use it as a context manager."""
+    return OpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0)
+
+
+def test_a_chat_answer_comes_from_the_model(client: OpenAI) -> None:
     answer = client.chat.completions.create(
         model=SMOLLM2_NAME,
         messages=[{"role": "user", "content": "What is the capital of France?"}],
@@ -42,16 +54,14 @@ def test_a_chat_answer_comes_from_the_model(smollm2_server: LiveServer) -> None:
     assert answer.choices[0].finish_reason in ("stop", "length")
 
 
-def test_the_backend_is_named_in_the_fingerprint(smollm2_server: LiveServer) -> None:
-    client = OpenAI(base_url=f"{smollm2_server.url}/v1", api_key="unused")
+def test_the_backend_is_named_in_the_fingerprint(client: OpenAI) -> None:
     answer = client.completions.create(model=SMOLLM2_NAME, prompt="The", max_tokens=1)
     assert answer.system_fingerprint is not None
     assert "reference" in answer.system_fingerprint
 
 
-def test_steps_with_prompts_are_predicted(smollm2_server: LiveServer) -> None:
+def test_steps_with_prompts_are_predicted(smollm2_server: LiveServer, client: OpenAI) -> None:
     """The default of `--max-stall` has reached the scheduler."""
-    client = OpenAI(base_url=f"{smollm2_server.url}/v1", api_key="unused")
     for prompt in ("One, two, three, four", "Red, green, blue, yellow"):
         client.completions.create(model=SMOLLM2_NAME, prompt=prompt, max_tokens=1)
     metrics = httpx.get(f"{smollm2_server.url}/metrics").text
@@ -63,8 +73,10 @@ def test_steps_with_prompts_are_predicted(smollm2_server: LiveServer) -> None:
 def test_sigterm_lets_a_running_stream_finish_and_exits_with_0(
     smollm2_path: Path, tmp_path: Path
 ) -> None:
-    with LiveServer(serve_command(smollm2_path), tmp_path / "log") as server:
-        client = OpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0)
+    with (
+        LiveServer(serve_command(smollm2_path), tmp_path / "log") as server,
+        openai_client(server) as client,
+    ):
         stream = client.completions.create(
             model=SMOLLM2_NAME,
             prompt="1, 2, 3, 4, 5,",
@@ -81,8 +93,10 @@ def test_sigterm_lets_a_running_stream_finish_and_exits_with_0(
 
 
 def test_a_draining_server_takes_nothing_new(smollm2_path: Path, tmp_path: Path) -> None:
-    with LiveServer(serve_command(smollm2_path), tmp_path / "log") as server:
-        client = OpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0)
+    with (
+        LiveServer(serve_command(smollm2_path), tmp_path / "log") as server,
+        openai_client(server) as client,
+    ):
         stream = client.completions.create(
             model=SMOLLM2_NAME,
             prompt="1, 2, 3, 4, 5,",
@@ -105,8 +119,10 @@ def test_a_draining_server_takes_nothing_new(smollm2_path: Path, tmp_path: Path)
 
 def test_a_second_signal_ends_it_at_once(smollm2_path: Path, tmp_path: Path) -> None:
     command = serve_command(smollm2_path, "--drain-timeout", "600")
-    with LiveServer(command, tmp_path / "log") as server:
-        client = OpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0)
+    with (
+        LiveServer(command, tmp_path / "log") as server,
+        openai_client(server) as client,
+    ):
         stream = client.completions.create(
             model=SMOLLM2_NAME,
             prompt="1,",

@@ -29,8 +29,11 @@ def client(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
     second = write_random_adapter(folder / "second.gguf", smollm2_path, seed=2)
     flags = (f"first={first}", f"second={second}", f"double={first}:2")
     command = serve_command(smollm2_path, *(part for flag in flags for part in ("--lora", flag)))
-    with LiveServer(command, folder / "log") as server:
-        yield OpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0)
+    with (
+        LiveServer(command, folder / "log") as server,
+        OpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0) as client,
+    ):
+        yield client
 
 
 def ask(client: OpenAI, name: str) -> tuple[str, str]:
