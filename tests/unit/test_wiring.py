@@ -155,7 +155,7 @@ def test_the_engine_is_told_which_tower_to_load(tmp_path: Path) -> None:
     front, settings = read_front(str(folder), Settings()), Settings(mmproj="tower.gguf")
     config = engine_config(front, settings)
     assert config.mmproj == Path("tower.gguf")
-    assert AsyncEngine(config)._start_message().mmproj == "tower.gguf"
+    assert AsyncEngine(config)._supervisor._start_message().mmproj == "tower.gguf"
     with pytest.raises(ConfigurationError, match="leave --mmproj out"):
         read_front(str(folder), settings)
 

@@ -115,10 +115,10 @@ def test_one_that_fits_says_nothing() -> None:
 
 def test_a_new_process_keeps_the_context_of_the_one_before() -> None:
     engine = AsyncEngine(replace(config(), options=OPTIONS))
-    assert engine._start_message().options == OPTIONS
+    assert engine._supervisor._start_message().options == OPTIONS
     info = make_runner(FakeConfig(), 20_480, 8, 64).info
-    engine._ready = Ready(runner=info, is_fallback=False, fallback_reason="")
-    again = engine._start_message().options
+    engine._supervisor._ready = Ready(runner=info, is_fallback=False, fallback_reason="")
+    again = engine._supervisor._start_message().options
     assert (again.max_context, again.least_context) == (info.max_context, None)
 
 

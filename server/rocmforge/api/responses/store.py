@@ -18,7 +18,7 @@ from rocmforge.errors import InvalidParameter, QueueFull, ResponseNotFound
 _RETRY_AFTER_S = 5.0
 _SHARE_PER_FREE_SHARE = 3
 """How much a key's running responses may hold for what is left beside all that run: three quarters
-of the store for one key that is alone. See `engine/client/client.py`.
+of the store for one key that is alone. See `engine/client/live_requests.py`.
 """
 
 

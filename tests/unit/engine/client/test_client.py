@@ -480,7 +480,7 @@ def test_the_pause_before_a_restart_doubles_until_a_request_is_finished(
             for _ in range(4):
                 await fail(engine)
 
-    with caplog.at_level(logging.ERROR, "rocmforge.engine.client.client"):
+    with caplog.at_level(logging.ERROR, "rocmforge.engine.client.supervisor"):
         run(test())
     pauses = [
         record.args[-1]

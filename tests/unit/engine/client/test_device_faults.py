@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from rocmforge.engine.client import client
+from rocmforge.engine.client import supervisor
 from rocmforge.engine.client.client import AsyncEngine
 from rocmforge.engine.client.faults import ADVICE, advice, refine
 from rocmforge.engine.ipc.params import FinishReason
@@ -95,7 +95,7 @@ def test_an_engine_is_replaced_when_the_kernel_resets_or_loses_its_device_though
             assert status.faults == {fault: 1}
             why = f"killed: its device {BUS_ID} {end}. The kernel says: amdgpu {BUS_ID}: amdgpu: "
             assert why + words in (status.last_error or "")
-            log = [r.getMessage() for r in caplog.records if r.name == client.__name__]
+            log = [r.getMessage() for r in caplog.records if r.name == supervisor.__name__]
             assert [line.partition(": ")[0] for line in log] == [f"tiny on {BUS_ID}"] * 3
             assert (ADVICE[Fault.LOST] in log[0]) == (fault is Fault.LOST), "once: no advice"
             assert "serves again after" in log[1]
@@ -174,7 +174,7 @@ def test_a_device_that_fails_in_each_life_is_given_up_although_it_serves_steps(
         assert status.stats.totals.steps >= 3
         await engine.stop()
 
-    with caplog.at_level(logging.ERROR, "rocmforge.engine.client.client"):
+    with caplog.at_level(logging.ERROR, "rocmforge.engine.client.supervisor"):
         run(test())
     said = [r.getMessage() for r in caplog.records]
     pauses = [re.findall(r"started again in (\S+) s", line) for line in said]
