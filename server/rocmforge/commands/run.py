@@ -22,6 +22,7 @@ from rocmforge.commands.chat.rendering import Screen
 from rocmforge.commands.chat.responder import Responder
 from rocmforge.commands.chat.session import Session
 from rocmforge.commands.chat.values import USUAL
+from rocmforge.commands.terminal.interrupts import Interrupted, Interrupts
 from rocmforge.errors import ConfigurationError, RocmForgeError
 from rocmforge.settings import Settings, flag_of, state_folder
 
@@ -115,10 +116,10 @@ def _talk(
         runner.run(session.ask(prompt))
     else:
         history = None if arguments.no_history else state_folder() / "history"
-        _converse(runner, session, history)
+        runner.run(_converse(session, history))
 
 
-def _converse(runner: asyncio.Runner, session: Session, history: Path | None) -> None:
+async def _converse(session: Session, history: Path | None) -> None:
     # Takes a third of a second to import, and scripts need no editor.
     from rocmforge.commands.chat.editor import Editor
 
@@ -126,25 +127,26 @@ def _converse(runner: asyncio.Runner, session: Session, history: Path | None) ->
     screen.note(f"{session.responder.model}.{session.kind} {HINT}")
     editor = Editor([name for command in COMMANDS for name in command.names], history)
     gave_up = False
-    while True:
-        try:
+    with Interrupts() as interrupts:
+        while True:
             if gave_up:
                 screen.reply("^C again, ^D or /bye ends the program.")
-            message = runner.run(editor.read())
-        except EOFError:
-            return
-        except KeyboardInterrupt:  # while the terminal did not send keys yet
-            message = None
-        if message is None and gave_up:
-            return
-        gave_up = message is None
-        if message is not None and message.strip():
             try:
-                runner.run(_answer(session, message))
+                message = await interrupts.unless(editor.read())
             except EOFError:
                 return
-            except KeyboardInterrupt:
-                screen.reply("(stopped)")
+            except Interrupted:  # while the terminal did not send keys yet
+                message = None
+            if message is None and gave_up:
+                return
+            gave_up = message is None
+            if message is not None and message.strip():
+                try:
+                    await interrupts.unless(_answer(session, message))
+                except EOFError:
+                    return
+                except Interrupted:
+                    screen.reply("(stopped)")
 
 
 async def _answer(session: Session, message: str) -> None:

@@ -121,9 +121,13 @@ def test_interrupts_stop_the_answer_then_leave(model: Path, home: Mapping[str, s
         terminal.type("/set seed 1\r")
         terminal.wait_for("seed                1\r\n")  # that line is gone
         terminal.wait_for(PROMPT)
+        terminal.process.send_signal(signal.SIGINT)  # as `kill` does, which types no key
+        terminal.wait_for("^C again")
+        say(terminal, "/set seed 2", "seed                2\r\n")
+        terminal.wait_for(PROMPT)
         terminal.type(CTRL_C)
         terminal.wait_for("^C again")
-        terminal.type(CTRL_C)
+        terminal.type(CTRL_C)  # a key or a signal, as the terminal is by now
         terminal.ends_well()
     assert not Path(home["XDG_STATE_HOME"]).exists()
 

@@ -57,7 +57,8 @@ class Editor:
             EOFError: ^D at an empty line.
         """
         try:
-            text = await self._session.prompt_async()
+            # A ^C that is a signal is not a key: whoever asked for the message cancels this.
+            text = await self._session.prompt_async(handle_sigint=False)
         except KeyboardInterrupt:
             return None
         return unfenced(text)
@@ -115,7 +116,6 @@ def _bindings() -> KeyBindings:
         event.current_buffer.insert_text("\n")
 
     @keys.add("c-c")
-    @keys.add("<sigint>")
     def _(event: KeyPressEvent) -> None:
         if event.current_buffer.text:
             event.current_buffer.reset()
