@@ -20,6 +20,7 @@ from typing import Annotated, Any, Final, Literal, get_args, get_origin, get_typ
 import msgspec
 from msgspec import Meta
 
+from rocmforge.checkpoint.cache_types import KvDtype
 from rocmforge.errors import ConfigurationError
 from rocmforge.expected import did_you_mean, expected
 from rocmforge.logs import LogFormat
@@ -223,7 +224,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         _about("blocks in the KV cache (default: as many as fit)", "BLOCKS"),
     ] = None
     kv_dtype: Annotated[
-        Literal["auto", "f32", "f16", "int8", "k8v4"],
+        Literal["auto", KvDtype],
         _about("type of the KV cache; k8v4 has keys in int8 and values in four bits"),
     ] = "auto"
     activation_bits: Annotated[

@@ -192,7 +192,7 @@ def _check_fits(weights_bytes: int, options: LoadOptions, device: DeviceInfo) ->
 
 def _block_bytes(config: ModelConfig, windows: WindowGroups | None) -> int:
     """Returns the bytes of a block: of all layers, or of those of one group."""
-    of_all = _tokens(windows) * kv_bytes_per_token(config, 4)
+    of_all = _tokens(windows) * kv_bytes_per_token(config, "f32")
     return of_all if windows is None else round(of_all * windows.share_of(config))
 
 

@@ -19,6 +19,7 @@ from typing import Literal, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
+from rocmforge.checkpoint.cache_types import KvDtype as KvDtype
 from rocmforge.models.checkpoint import Checkpoint
 from rocmforge.models.config import ModelConfig
 from rocmforge.models.lora import AdapterSpec
@@ -31,8 +32,6 @@ UInt32Array = npt.NDArray[np.uint32]
 UInt64Array = npt.NDArray[np.uint64]
 Float32Array = npt.NDArray[np.float32]
 
-KvDtype = Literal["f32", "f16", "int8", "k8v4"]
-"""Stored types of a KV cache; k8v4 has keys in int8 and values in four bits."""
 NO_SOURCE = -1
 """`StepInput.token_source` of a token whose id is known to the host."""
 SAMPLE = -1

@@ -13,6 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from rocmforge.backend.windows import plan_windows, why_windows_keep
+from rocmforge.checkpoint.cache_types import CACHE_TYPES
 from rocmforge.commands.plan import show_plan, size_text
 from rocmforge.commands.terminal.output import fact_table, output_console
 from rocmforge.errors import ConfigurationError
@@ -28,7 +29,6 @@ from rocmforge.wiring import load_options, warn_of_context
 
 _BLOCK: Final = 32  # tokens
 _KEY_TILE: Final = 128  # tokens that kernels take at a time
-KV_ELEMENT_BYTES = {"f32": 4, "f16": 2, "int8": 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,10 +115,7 @@ def _report(contents: Contents, settings: Settings, *, with_tensors: bool) -> In
         weight_bytes=sum(tensor.nbytes for tensor in contents.tensors),
         config=config,
         not_supported=contents.refusal,
-        kv_bytes={
-            kind: int(tokens * kv_bytes_per_token(config, size))
-            for kind, size in KV_ELEMENT_BYTES.items()
-        }
+        kv_bytes={kind: int(tokens * kv_bytes_per_token(config, kind)) for kind in CACHE_TYPES}
         if config is not None and config.causal
         else {},
         windows=windows,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from math import prod
 
+from rocmforge.checkpoint.cache_types import CACHE_TYPES, KvDtype
 from rocmforge.checkpoint.tensor import Tensor
 from rocmforge.models.config import ModelConfig
 
@@ -24,13 +25,17 @@ def _once(weights: Mapping[str, Tensor]) -> Iterable[Tensor]:
     return {id(tensor): tensor for tensor in weights.values()}.values()
 
 
-def kv_bytes_per_token(config: ModelConfig, element_bytes: int) -> int:
+def kv_bytes_per_token(config: ModelConfig, kv_dtype: KvDtype) -> int:
     """Returns the bytes that one token occupies in the cache.
 
     They are keys and values of all layers, and a hidden state if the model has a predictor.
     """
-    features = sum(layer.cached_features for layer in config.layers)
-    return element_bytes * (features + config.predictor_size)
+    stored = CACHE_TYPES[kv_dtype]
+    size = stored.hidden_bytes * config.predictor_size
+    for layer in config.layers:
+        value_dim = 0 if layer.latent else layer.value_dim
+        size += layer.num_kv_heads * stored.head_bytes(layer.key_dim, value_dim)
+    return size
 
 
 def state_bytes(config: ModelConfig) -> int:

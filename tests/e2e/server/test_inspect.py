@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import pytest
 
 from rocmforge.cli import main
+from rocmforge.settings import Settings
 from tests.data.models.tiny_models import by_name, write_model
 from tests.support.gguf_writer import write_gguf
 
@@ -88,8 +90,20 @@ def test_it_counts_what_layers_with_a_window_keep(
     assert main(["inspect", str(write_model(long, tmp_path)), "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["windows"].startswith(said)
-    of_token = sum(
-        layer["num_kv_heads"] * (layer["key_dim"] + layer["value_dim"])
-        for layer in report["config"]["layers"]
-    )
-    assert report["kv_bytes"]["int8"] == int(tokens * of_token)
+    layers = report["config"]["layers"]
+    sizes = [(layer["num_kv_heads"], layer["key_dim"], layer["value_dim"]) for layer in layers]
+    of_token = {
+        "f32": sum(heads * (key + value) * 4 for heads, key, value in sizes),
+        "f16": sum(heads * (key + value) * 2 for heads, key, value in sizes),
+        "int8": sum(heads * (key + 4 + value + 4) for heads, key, value in sizes),
+        "k8v4": sum(heads * (key + 4 + value // 2 + 4) for heads, key, value in sizes),
+    }
+    assert report["kv_bytes"] == {kind: int(tokens * size) for kind, size in of_token.items()}
+
+
+def test_it_counts_caches_of_every_type_that_can_be_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["inspect", str(write_model(by_name("llama"), tmp_path)), "--json"]) == 0
+    types = set(get_args(get_type_hints(Settings)["kv_dtype"])) - {"auto"}
+    assert set(json.loads(capsys.readouterr().out)["kv_bytes"]) == types

@@ -13,15 +13,24 @@ import numpy as np
 import pytest
 
 from rocmforge.backend.protocol import LoadOptions
+from rocmforge.checkpoint.cache_types import CACHE_TYPES
 from rocmforge.errors import OutOfMemory, UnsupportedTensor
 from rocmforge.gguf.checkpoint import read_checkpoint
 from rocmforge.gguf.config import read_config
 from rocmforge.gguf.reader import open_gguf
+from rocmforge.models.memory import kv_bytes_per_token
 from rocmforge.models.weights import present, take
+from rocmforge_hip.device.constants import BLOCK_TOKENS
 from rocmforge_hip.device.driver import Driver
 from rocmforge_hip.device.memory import DeviceBuffer, Memory, spec
 from rocmforge_hip.load import memory_budget
-from rocmforge_hip.load.memory_budget import KEY_TILE, MemoryPlan, cache_type, make_plan
+from rocmforge_hip.load.memory_budget import (
+    KEY_TILE,
+    MemoryPlan,
+    cache_block_bytes,
+    cache_type,
+    make_plan,
+)
 from rocmforge_hip.ops.geometry import Geometry
 from rocmforge_hip.weights.placement import PlannedPart, plan_weights, storages, weight_bytes
 from tests.data.models import tiny_encoders
@@ -147,6 +156,15 @@ def test_an_int8_cache_is_smaller(tmp_path: Path) -> None:
     packed = plan_for(model, tmp_path, 4096 * MIB, replace(OPTIONS, kv_dtype="k8v4"))
     assert packed.block_bytes / half.block_bytes == pytest.approx(0.375 + 4 / 64 / 2)
     assert cache_type(packed) == "k8v4"
+
+
+@pytest.mark.parametrize("name", ["llama", "deepseek-v3", "gemma4-e"])
+def test_blocks_take_what_the_type_of_the_cache_is_declared_to(name: str, tmp_path: Path) -> None:
+    with open_gguf(write_model(fitting(by_name(name)), tmp_path)) as file:
+        config = read_config(file)
+    for kind in sorted(set(CACHE_TYPES) - {"f32"}):
+        blocks = cache_block_bytes(config, replace(OPTIONS, kv_dtype=kind))
+        assert sum(blocks) == BLOCK_TOKENS * kv_bytes_per_token(config, kind), kind
 
 
 def test_small_models_keep_16_bits_of_activations_and_large_ones_8(

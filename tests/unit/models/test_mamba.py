@@ -58,7 +58,7 @@ def test_layers_have_the_parts_that_files_name(
     remembering = next(layer for layer in config.layers if layer.mamba)
     assert remembering.state_shapes == ((6 * 16 + 2 * 2 * 16, 3), (6, 16, 16))
     head_dim = 8 if name.startswith("granite") else 12
-    assert kv_bytes_per_token(config, 2) == 2 * (2 * 2 * head_dim), "of one layer alone"
+    assert kv_bytes_per_token(config, "f16") == 2 * (2 * 2 * head_dim), "of one layer alone"
     assert (config.rope is None) is (name != "granitehybrid-dense")
 
 

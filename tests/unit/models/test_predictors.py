@@ -37,7 +37,8 @@ def test_a_predictor_is_read_if_it_is_wanted(tmp_path: Path) -> None:
         mine = checkpoint.weights.keys() - known
         assert config.predicts
         assert without_predictor(config) == plain.config
-        assert kv_bytes_per_token(config, 2) == kv_bytes_per_token(plain.config, 2) // 3 * 4 + 96
+        without = kv_bytes_per_token(plain.config, "f16")
+        assert kv_bytes_per_token(config, "f16") == without // 3 * 4 + 96
         assert checkpoint.name_of("predictor.projection") == "blk.3.nextn.eh_proj.weight"
     of_layer = {name for name in mine if name.startswith("layers.3.")}
     parts = ("projection", "embedding_norm", "hidden_norm", "output_norm")

@@ -37,7 +37,7 @@ def test_a_convolution_remembers_all_inputs_but_the_newest(is_folder: bool, tmp_
         assert checkpoint.weights["layers.0.convolution.filter"].shape == (48, 3)
     assert [layer.state_shapes for layer in config.layers] == [((48, 2),), ()] * 2
     assert state_bytes(config) == 2 * 48 * 2 * 4
-    assert kv_bytes_per_token(config, 2) == 2 * (2 * 2 * 8) * 2, "of two layers alone"
+    assert kv_bytes_per_token(config, "f16") == 2 * (2 * 2 * 8) * 2, "of two layers alone"
     assert config.has_states
 
 

@@ -181,7 +181,7 @@ def test_memory_needs(tmp_path: Path) -> None:
         assert (
             stored_weight_bytes(file.tensors) == float32_weight_bytes(file.tensors) == 4 * elements
         )
-        assert kv_bytes_per_token(read_config(file), 2) == 7 * 2 * 1 * 14 * 2
+        assert kv_bytes_per_token(read_config(file), "f16") == 7 * 2 * 1 * 14 * 2
 
 
 def test_a_tensor_that_is_two_weights_is_counted_once(tmp_path: Path) -> None:
