@@ -9,9 +9,12 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from rocmforge.backend.optional import OpCheck
+from rocmforge.backend.protocol import StepInput
 from rocmforge.cli import main
 from rocmforge.commands import verify
 from rocmforge.gguf.synthetic import write_synthetic_model
@@ -28,7 +31,7 @@ from rocmforge_hip.ops.activations import Activation
 from rocmforge_hip.ops.experts.latent import LatentKernels
 from rocmforge_hip.ops.geometry import Geometry
 from rocmforge_hip.ops.model_ops import HipOps
-from rocmforge_hip.ops.step import StagedRows
+from rocmforge_hip.ops.step import StagedRows, StepLayout
 from rocmforge_hip.verify import workbench
 from rocmforge_hip.verify.cases import Group
 from rocmforge_hip.verify.selfcheck import all_groups, run_group
@@ -134,6 +137,7 @@ PLANTED = (
     ("normed gemv", "rf_gemv_norm_*"),
     ("hosted experts", "rf_fetch_experts"),
     ("gated gemm", "rf_repack_*"),
+    ("biased gated gemm", "rf_gemm_*"),
     ("split gemm", "rf_gemm_sum"),
     ("lora", "rf_lora_expand"),
     ("route", "rf_add_rms_norm_route"),
@@ -232,6 +236,59 @@ def test_sinks_that_are_not_there_fail_their_check(
     assert all(check.passed for check in run_group(found, Group(group.recipe, cases)))
     change_launches(monkeypatch, kernels, attend_without_sinks)
     assert not any(check.passed for check in run_group(found, Group(group.recipe, cases)))
+
+
+def first_window_a_row_short(edges: NDArray[np.int32]) -> NDArray[np.int32]:
+    """Its last row belongs to the next one."""
+    changed = edges.copy()
+    changed[1:2] -= 1
+    return changed
+
+
+def two_windows_as_one(edges: NDArray[np.int32]) -> NDArray[np.int32]:
+    """The last but one has the rows of the one before it, too."""
+    changed = edges.copy()
+    changed[-3:-2] = changed[-4:-3]
+    return changed
+
+
+@pytest.mark.usefixtures("host")
+@pytest.mark.parametrize("wrong", [first_window_a_row_short, two_windows_as_one])
+def test_other_windows_of_a_tile_fail_their_check(
+    wrong: Callable[[NDArray[np.int32]], NDArray[np.int32]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = StepLayout.pack
+
+    def pack(layout: StepLayout, step: StepInput, target: Any) -> None:
+        real(layout, replace(step, tile_windows=wrong(step.tile_windows)), target)
+
+    (group,) = (group for group in all_groups() if group.recipe.tile_windows)
+    monkeypatch.setattr(StepLayout, "pack", pack)
+    (check,) = run_group(find_devices(select_platform())[0], group)
+    assert not check.passed
+    assert not check.problem
+
+
+def without_both(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Neither bias is added."""
+    return {"bias": None}
+
+
+def one_twice(arguments: dict[str, Any]) -> dict[str, Any]:
+    """That of the gate is added to what it multiplies, too."""
+    return {"up_bias": arguments["bias"]}
+
+
+@pytest.mark.usefixtures("host")
+@pytest.mark.parametrize("wrong", [without_both, one_twice])
+def test_other_biases_of_gated_products_fail_their_check(
+    wrong: Callable[[dict[str, Any]], dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def bias_otherwise(launch: Launch, arguments: dict[str, Any]) -> None:
+        launch(**{**arguments, **wrong(arguments)})
+
+    change_launches(monkeypatch, "rf_gemm_*", bias_otherwise)
+    assert not any(check.passed for check in check_first("biased gated gemm"))
 
 
 @pytest.mark.usefixtures("host")

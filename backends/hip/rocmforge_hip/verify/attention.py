@@ -42,6 +42,10 @@ _SPLIT: Final = (1, 1, 40, 30)  # with splits of 64 keys
 # Tokens of each sequence where there is no cache.
 _LENGTHS: Final = (1, 140, 64, 33)
 
+# Patches of each window of a tile of 18 x 20, in the order in which a step has them: windows of
+# Qwen2.5-VL are squares of 8 patches, and those at the right and at the bottom are cut.
+_WINDOWS: Final = (64, 64, 32, 64, 64, 32, 16, 16, 8)
+
 Float64 = npt.NDArray[np.float64]
 
 
@@ -113,6 +117,17 @@ def groups() -> Iterator[Group]:
             Case("prefill attention", f"{name}, both ways", PREFILL, _both_ways),
         )
         yield Group(recipe, seeing)
+
+    recipe = Recipe(
+        architecture="qwen25vl-tower",
+        heads=16,
+        kv_heads=16,
+        head_dim=80,
+        rotary_dim=80,
+        tile_windows=True,
+    )
+    name = f"16 heads of 80, windows of {_WINDOWS} patches of a tile"
+    yield Group(recipe, (Case("full attention", name, _FULL, _attend_in_windows),))
 
     for head_dim in (head.key_dim for head in FULL_HEADS):
         for architecture, window, seen in (
@@ -301,10 +316,21 @@ def _rope(bench: Workbench) -> float:
 
 def _attend_all(bench: Workbench) -> float:
     """Returns the attention of all tokens to all of their sequence."""
-    step = bench.step([(n, n, []) for n in _LENGTHS])
-    values, parts = _random_qkv(bench, sum(_LENGTHS))
+    return _attend_within(bench, bench.step([(n, n, []) for n in _LENGTHS]), _LENGTHS)
+
+
+def _attend_in_windows(bench: Workbench) -> float:
+    """Returns the attention of all patches of one tile to those of their window."""
+    patches, edges = sum(_WINDOWS), np.cumsum((0, *_WINDOWS)).tolist()
+    step = bench.step([(patches, patches, [])], tile_windows=edges)
+    return _attend_within(bench, step, _WINDOWS)
+
+
+def _attend_within(bench: Workbench, step: DeviceStep, lengths: Sequence[int]) -> float:
+    """Returns the attention of all tokens to so many neighbours, themselves among them."""
+    values, parts = _random_qkv(bench, sum(lengths))
     got = bench.result(bench.model.ops.attend_all(step, *parts, bench.spec))
-    starts = np.cumsum(_LENGTHS)[:-1]
+    starts = np.cumsum(lengths)[:-1]
     config, spec = bench.config, bench.spec
     slopes = alibi_slopes(config.layers[0].num_heads) if config.has_alibi else ()
     want = [

@@ -33,6 +33,7 @@ _INT8: Final = 0.51 / 127  # relative to the largest value of a block of 32
 _EMBEDDING: Final = 1e-5
 _SOFTCAP: Final = 30.0
 _EMBEDDING_SCALE: Final = 2.5
+_TOWER_FORMATS: Final = ("f32", "f16", "bf16", "q8_0")  # of files that have towers
 
 
 def groups() -> Iterator[Group]:
@@ -72,6 +73,15 @@ def groups() -> Iterator[Group]:
             Case("linear", f"{name}, stack to halves", _HALF_RESULT, partial(_linear, rows=5)),
         ]
         yield Group(recipe, tuple(cases))
+    # As those of Qwen2.5-VL's tower; without biases, K would be split.
+    recipe = Recipe(architecture="qwen25vl-tower", hidden_size=320, intermediate_size=160)
+    for name in _TOWER_FORMATS:
+        cases = []
+        for rows in (16, 40, 100):
+            measure = partial(_gated, rows=rows, kind=ActivationFunction.SILU)
+            case_name = f"{name}, with biases, {_rows(rows)}"
+            cases.append(Case("biased gated gemm", case_name, _HALF_RESULT, measure))
+        yield Group(replace(recipe, format=name), tuple(cases))
 
 
 def _cases(format: str) -> Iterator[Case]:
@@ -210,12 +220,14 @@ def _gated(bench: Workbench, rows: int, kind: ActivationFunction, exact: bool = 
     x = bench.activation(bench.model.arena.normed, values)
     step = bench.step([(rows, rows, [])])
     on_device = gate_and_up(bench.model.weights)
-    got = bench.result(bench.model.ops.gated_linear(step, x, *on_device, kind))
-    wide, gate, up = values.astype(np.float64), *map(values_of, gate_and_up(bench.weights))
-    want = oracle.activate(wide @ gate.T, kind) * (wide @ up.T)
+    there = _gated_biases(bench.model.weights)
+    got = bench.result(bench.model.ops.gated_linear(step, x, *on_device, kind, there))
+    wide, matrices = values.astype(np.float64), [values_of(w) for w in gate_and_up(bench.weights)]
+    biases = [0 if b is None else values_of(b) for b in _gated_biases(bench.weights)]
+    gate, up = (wide @ w.T + b for w, b in zip(matrices, biases, strict=True))
     # Both activations have slopes below 1.2, so errors of gate and up add up to less than:
-    sizes = [np.abs(wide) @ np.abs(matrix).T for matrix in (gate, up)]
-    return error(got, want, 2.4 * sizes[0] * sizes[1])
+    sizes = [np.abs(wide) @ np.abs(w).T + np.abs(b) for w, b in zip(matrices, biases, strict=True)]
+    return error(got, oracle.activate(gate, kind) * up, 2.4 * sizes[0] * sizes[1])
 
 
 def _rounded(bench: Workbench, rows: int) -> float:
@@ -254,6 +266,12 @@ def gate_and_up(weights: ModelWeights[W]) -> tuple[W, W]:
     """Returns two matrices of the model."""
     feed_forward = present(weights.layers[0].feed_forward)
     return present(feed_forward.gate), feed_forward.up
+
+
+def _gated_biases(weights: ModelWeights[W]) -> tuple[W | None, W | None]:
+    """Returns theirs."""
+    feed_forward = present(weights.layers[0].feed_forward)
+    return feed_forward.gate_bias, feed_forward.up_bias
 
 
 def _logits(bench: Workbench) -> float:

@@ -77,6 +77,7 @@ class Recipe:
     kv_dtype: str = "f16"
     activation_bits: Literal["8", "16"] = "8"
     window: int | None = None
+    tile_windows: bool = False  # of a tower: see `LayerConfig.tile_windows`
     attention_softcap: float | None = None
     sinks: bool = False
     least_prefill_split: int = 0  # see `Geometry`
@@ -222,6 +223,7 @@ class Workbench:
         adapters: Sequence[int] = (),
         places: tuple[Array, Array] = (np.zeros((0, 4)), np.zeros((0, 4))),
         seen_ends: Sequence[int] = (),
+        tile_windows: Sequence[int] = (),
     ) -> DeviceStep:
         """Returns a step on the device.
 
@@ -236,6 +238,7 @@ class Workbench:
             adapters: Of each sequence, if any has one.
             places: The rows and the shares of a table of positions, [T, 4] each, of a tower.
             seen_ends: Of each token, if some see others behind them.
+            tile_windows: The first token of each window of a tile, and the one behind the last.
         """
         sampling = sampling or greedy(len(rows))
         step = replace(
@@ -244,6 +247,7 @@ class Workbench:
             place_ids=places[0].astype(np.int32),
             place_shares=places[1].astype(np.float32),
             seen_ends=np.array(seen_ends, np.int32),
+            tile_windows=np.array(tile_windows, np.int32),
         )
         shape = exact_shape(step)
         layout = StepLayout(shape, ListSizes.of(step.sampling))
@@ -343,6 +347,7 @@ def _config(recipe: Recipe) -> ModelConfig:
         # Sharper than usual, so that a wrong key shows in the result.
         attention_scale=2.0 * recipe.head_dim**-0.5,
         window=recipe.window,
+        tile_windows=recipe.tile_windows,
         local_rope=False,
         intermediate_size=0 if recipe.experts else recipe.intermediate_size,
         experts=recipe.experts,
