@@ -13,6 +13,7 @@ from rocmforge.gguf.reader import open_gguf
 from tests.data.models.tiny_internvl import INTERNVL
 from tests.data.models.tiny_pixtral import MISTRAL3, PIXTRAL
 from tests.data.models.tiny_towers import GEMMA3, QWEN3_VL, SMOLVLM, TinyTower, write_tower_files
+from tests.data.models.tiny_windows import QWEN25_VL, TinyWindows
 from tests.support.gguf_writer import write_gguf
 
 GOLDENS: Final = Path(__file__).with_name("llama_cpp_tower_goldens.json")
@@ -35,6 +36,14 @@ def _with_sections(model: TinyTower, sections: list[int]) -> TinyTower:
     return replace(model, config=config)
 
 
+class _WiderPictures(TinyWindows):
+    """A recipe whose pictures are larger than the windows of which llama.cpp knows alone."""
+
+    def size(self, tile: int) -> tuple[int, int]:
+        return ((48, 128), (144, 64))[tile % 2]
+
+
+_VISION: Final = {**QWEN25_VL.config["vision_config"], "window_size": 112}
 # llama.cpp leaves pairs alone that are of an axis without a share at their place; Transformers
 # rotates them by the first axis. Qwen3-VL has two of 64, whose angles are small.
 MODELS: Final = (
@@ -44,6 +53,12 @@ MODELS: Final = (
     MISTRAL3,
     PIXTRAL,
     INTERNVL,
+    _WiderPictures(
+        name=QWEN25_VL.name,
+        config=QWEN25_VL.config | {"vision_config": _VISION},
+        processor=QWEN25_VL.processor,
+        seed=QWEN25_VL.seed,
+    ),
 )
 
 
