@@ -13,7 +13,9 @@ from docs.tools.markdown import code, table
 from docs.tools.model_shapes import ModelShape, read_shapes, write_header
 from rocmforge.backend.optional import MemoryEstimate
 from rocmforge.backend.protocol import LoadOptions
+from rocmforge.checkpoint.cache_types import KvDtype
 from rocmforge.engine.context import most_sequences
+from rocmforge.errors import ConfigurationError
 from rocmforge.models.checkpoint import Checkpoint
 from rocmforge.opening import open_checkpoint
 from rocmforge.settings import Settings
@@ -26,7 +28,8 @@ from rocmforge_hip.run.traffic import StepReads
 CONTEXTS: Final = (4096, 16384, 32768)
 MOST: Final = 512
 """Sequences that are told of."""
-_DTYPES: Final = ("f16", "int8")
+_FIRST: Final = "f16"
+_SMALLER: Final[tuple[KvDtype, ...]] = ("int8", "k8v4")
 _SAMPLES: Final = (1, 64)
 """Sequences that plans are made for: what lies between and beyond them is on a line with these."""
 _LAYER_LAUNCHES: Final = 8
@@ -35,6 +38,7 @@ _RAMP_S: Final = 4e-6
 _BLOCKS: Final = CONTEXTS[0] // BLOCK_TOKENS
 _GIB: Final = 1 << 30
 _NONE: Final = "–"
+_NO_KERNELS: Final = "×"
 
 _HEAD = f"""# Capacity
 
@@ -53,9 +57,9 @@ shorter ones and [prefixes in common](../cache.md) leave room for more. To let a
 So where prompts fill their context from the start, one in {_BLOCKS + 1} sequences of
 {CONTEXTS[0]:,} tokens waits until another has ended, and fewer of longer ones.
 
-A cell has the sequences with an f16 cache
-and, behind the bar, with `--kv-dtype int8`. {MOST}+ is {MOST} or more; {_NONE}: not even one fits
-with all weights on the card. Models with experts then run
+A cell has the sequences with an f16 cache and, behind the bars, with `--kv-dtype int8` and `k8v4`.
+{MOST}+ is {MOST} or more; {_NO_KERNELS}: there are no kernels for such a cache of its heads;
+{_NONE}: not even one fits with all weights on the card. Models with experts then run
 [from the host's memory](../models.md#models-larger-than-the-card).
 
 The files are Q4_K_M as llama.cpp makes them, MXFP4 for gpt-oss. There is no draft model, predictor,
@@ -117,7 +121,7 @@ def plan_shape(name: str, shape: ModelShape, folder: Path) -> ModelPlan:
     path = folder / f"{name}.gguf"
     write_header(path, shape)
     usual = load_options(Settings(), shape.context, causal=True)
-    options = replace(usual, least_context=None, device_experts=1.0, kv_dtype="f16")
+    options = replace(usual, least_context=None, device_experts=1.0, kv_dtype=_FIRST)
     with open_checkpoint(path) as checkpoint:
         return ModelPlan(
             path=path,
@@ -139,17 +143,18 @@ def _estimates(
             )
             for count in _SAMPLES
         )
-        yield (context, "f16"), (first, second)
-        # The type changes the size of blocks alone.
-        small = backend.estimate(
-            checkpoint,
-            replace(options, max_context=context, max_sequences=_SAMPLES[0], kv_dtype="int8"),
-            _GIB,
-        )
-        blocks = replace(
-            second, kv_block=small.kv_block, kv_windows=small.kv_windows, kv_step=small.kv_step
-        )
-        yield (context, "int8"), (small, blocks)
+        yield (context, _FIRST), (first, second)
+        one = replace(options, max_context=context, max_sequences=_SAMPLES[0])
+        for kind in _SMALLER:
+            try:
+                small = backend.estimate(checkpoint, replace(one, kv_dtype=kind), _GIB)
+            except ConfigurationError:
+                continue  # not of such heads
+            # The type changes the size of blocks alone.
+            blocks = replace(
+                second, kv_block=small.kv_block, kv_windows=small.kv_windows, kv_step=small.kv_step
+            )
+            yield (context, kind), (small, blocks)
 
 
 def _parts(models: list[ModelPlan]) -> Iterator[str]:
@@ -158,7 +163,7 @@ def _parts(models: list[ModelPlan]) -> Iterator[str]:
         (
             code(plan.path.stem),
             plan.shape.quantisation,
-            f"{plan.estimates[4096, 'f16'][0].weights / 1e9:.1f}",
+            f"{plan.estimates[CONTEXTS[0], _FIRST][0].weights / 1e9:.1f}",
         )
         for plan in models
     ]
@@ -177,14 +182,19 @@ def _by_card(models: list[ModelPlan], cells: list[list[str]]) -> str:
 
 
 def _cell(plan: ModelPlan, card: Card, context: int) -> str:
-    counts = [plan.sequences(card.memory * _GIB, context, dtype) for dtype in _DTYPES]
-    if not any(counts):
+    counts = {
+        kind: plan.sequences(card.memory * _GIB, context, kind)
+        for kind in (_FIRST, *_SMALLER)
+        if (context, kind) in plan.estimates
+    }
+    if not any(counts.values()):
         return _NONE
-    return " / ".join(f"{MOST}+" if n == MOST else str(n) if n else _NONE for n in counts)
+    said = {kind: f"{MOST}+" if n == MOST else str(n) if n else _NONE for kind, n in counts.items()}
+    return " / ".join(said.get(kind, _NO_KERNELS) for kind in (_FIRST, *_SMALLER))
 
 
 def _speed(plan: ModelPlan, card: Card) -> str:
-    count = plan.sequences(card.memory * _GIB, CONTEXTS[0], "f16")
+    count = plan.sequences(card.memory * _GIB, CONTEXTS[0], _FIRST)
     if not count:
         return _NONE
     return f"{_rate(plan, card, 1):,.0f} / {_rate(plan, card, count):,.0f}"
