@@ -6,7 +6,7 @@ import ctypes
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import pytest
@@ -21,6 +21,7 @@ from rocmforge_hip.device.arguments import (
     KernelArgumentError,
     Pointer,
     check_declaration,
+    pointers,
     records_of,
 )
 from tests.support.declarations import swapped
@@ -209,6 +210,39 @@ def test_a_record_stands_for_the_arguments_that_it_is_made_of() -> None:
     out = Written(f16=X, q=Somewhere(0x20), q_lo_offset=7)
     packed = packer.pack_named({"rows": 3, "out": out}).data.raw[:44]
     assert struct.unpack("<i4xQQQQi", packed) == (3, 0, X.address, 0x20, 0, 7)
+
+
+@dataclass(frozen=True)
+class Places:
+    """Two places."""
+
+    begins: Somewhere
+    ends: Somewhere
+
+
+PLACES = [
+    {"name": "begins", "type": "pointer", "offset": 0},
+    {"name": "ends", "type": "pointer", "offset": 8},
+    {"name": "count", "type": "i32", "offset": 16},
+]
+
+
+def rf_sum(*, batch: Annotated[Places, pointers("begins", "ends")], count: I32) -> None:
+    """Fits `PLACES`."""
+
+
+def rf_turned(*, batch: Annotated[Places, pointers("ends", "begins")], count: I32) -> None:
+    """Has them in another order."""
+
+
+def test_arguments_of_a_record_may_be_called_like_its_attributes() -> None:
+    assert check_declaration("rf_sum", rf_sum, PLACES) == ()
+    packer = ArgumentPacker("rf_sum", PLACES, records=records_of(rf_sum))
+    batch = Places(Somewhere(0x40), Somewhere(0x80))
+    packed = packer.pack_named({"count": 3, "batch": batch}).data.raw[:20]
+    assert struct.unpack("<QQi", packed) == (0x40, 0x80, 3)
+    with pytest.raises(KernelArgumentError, match="argument 1 is begins, but ends in"):
+        check_declaration("rf_sum", rf_turned, PLACES)
 
 
 def test_a_record_that_lacks_an_argument_of_the_kernel_is_refused() -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import inspect
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from operator import attrgetter, itemgetter
 from typing import Annotated, Any, Final, Protocol, get_args, get_type_hints
 
@@ -26,6 +27,29 @@ _CODES: Final = {"pointer": "Q", "i8": "b", "i16": "h", "i32": "i", "i64": "q"} 
     "f64": "d",
 }
 _FLOATS: Final = ("f16", "f32", "f64")
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """Several arguments that a keyword of a declaration stands for.
+
+    Attributes:
+        kinds: Of each attribute that the record has, the manifest's name of the argument's type.
+        is_named: Whether names of arguments begin with the keyword; else they are those of the
+            attributes alone.
+    """
+
+    kinds: Mapping[str, str]
+    is_named: bool = True
+
+    def names(self, keyword: str) -> tuple[str, ...]:
+        """Returns the names of the arguments."""
+        return tuple(f"{keyword}_{each}" if self.is_named else each for each in self.kinds)
+
+
+def pointers(*names: str) -> Record:
+    """Returns a record whose attributes are called like the arguments, which are all pointers."""
+    return Record(dict.fromkeys(names, "pointer"), is_named=False)
 
 
 class Pointer(Protocol):
@@ -58,17 +82,19 @@ class _Forms(_Floats, Protocol):
     def q_lo_offset(self) -> int: ...
 
 
-FloatForms = Annotated[_Floats, {"f32": "pointer", "f16": "pointer"}]
+FloatForms = Annotated[_Floats, Record({"f32": "pointer", "f16": "pointer"})]
 """The arguments `out_f32` and `out_f16` of a keyword `out`: what is not null is written."""
 Forms = Annotated[
     _Forms,
-    {
-        "f32": "pointer",
-        "f16": "pointer",
-        "q": "pointer",
-        "q_scale": "pointer",
-        "q_lo_offset": "i32",
-    },
+    Record(
+        {
+            "f32": "pointer",
+            "f16": "pointer",
+            "q": "pointer",
+            "q_scale": "pointer",
+            "q_lo_offset": "i32",
+        }
+    ),
 ]
 """Those and the int8 form of kernels/include/rf/act.h."""
 
@@ -88,13 +114,15 @@ class _Factor(Protocol):
 
 Factor = Annotated[
     _Factor,
-    {
-        "weight": "pointer",
-        "bias": "pointer",
-        "out": "pointer",
-        "out_features": "i32",
-        "format": "i32",
-    },
+    Record(
+        {
+            "weight": "pointer",
+            "bias": "pointer",
+            "out": "pointer",
+            "out_features": "i32",
+            "format": "i32",
+        }
+    ),
 ]
 """One of several matrices of a launch: its bias, its product and the number of its format."""
 
@@ -144,11 +172,11 @@ def check_declaration(
     return tuple(name for name in types if name not in taken)
 
 
-def records_of(declaration: Callable[..., None]) -> dict[str, tuple[str, ...]]:
-    """Returns the keywords of a declaration that stand for records, each with its attributes."""
+def records_of(declaration: Callable[..., None]) -> dict[str, Record]:
+    """Returns the keywords of a declaration that stand for records, each with what it is."""
     hints = get_type_hints(declaration, include_extras=True)
     kinds = {name: _kind(hint) for name, hint in hints.items()}
-    return {name: tuple(kind) for name, kind in kinds.items() if not isinstance(kind, str)}
+    return {name: kind for name, kind in kinds.items() if isinstance(kind, Record)}
 
 
 def _declared(declaration: Callable[..., None]) -> Iterator[tuple[str, str, bool]]:
@@ -159,12 +187,12 @@ def _declared(declaration: Callable[..., None]) -> Iterator[tuple[str, str, bool
         if isinstance(kind, str):
             yield each.name, kind, is_needed
         else:
-            for attribute, own in kind.items():
-                yield f"{each.name}_{attribute}", own, is_needed
+            for name, own in zip(kind.names(each.name), kind.kinds.values(), strict=True):
+                yield name, own, is_needed
 
 
-def _kind(hint: Any) -> str | Mapping[str, str]:
-    """Returns the manifest's name of an annotated type, or those of a record's attributes."""
+def _kind(hint: Any) -> str | Record:
+    """Returns the manifest's name of an annotated type, or what a record is made of."""
     for each in (hint, *get_args(hint)):
         for kind in getattr(each, "__metadata__", ()):
             return kind  # type: ignore[no-any-return]
@@ -189,15 +217,15 @@ class ArgumentPacker:
         kernel: str,
         arguments: Sequence[Mapping[str, Any]],
         lacking: Sequence[str] = (),
-        records: Mapping[str, Sequence[str]] | None = None,
+        records: Mapping[str, Record] | None = None,
     ) -> None:
         self.kernel = kernel
         self._names = tuple(argument["name"] for argument in arguments)
         self._select = _selector(self._names)
         self._lacking = tuple(lacking)
         self._records = tuple(
-            (name, tuple(f"{name}_{each}" for each in attributes), attrgetter(*attributes))
-            for name, attributes in (records or {}).items()
+            (keyword, record.names(keyword), attrgetter(*record.kinds))
+            for keyword, record in (records or {}).items()
         )
         kinds = [argument["type"] for argument in arguments]
         self._are_pointers = tuple(kind == "pointer" for kind in kinds)

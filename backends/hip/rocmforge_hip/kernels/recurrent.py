@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-from rocmforge_hip.device.arguments import F32, I32, I64, Forms, Pointer
+from typing import Annotated
+
+from rocmforge_hip.device.arguments import F32, I32, I64, Forms, Pointer, pointers
+from rocmforge_hip.device.memory import DeviceArray
+from rocmforge_hip.device.recurrent import DeltaScratch, MambaScratch, RecurrentBatch
+
+Sequences = Annotated[
+    RecurrentBatch, pointers("sequences", "query_start", "context_len", "reads", "writes")
+]
+DeltaChunks = Annotated[
+    DeltaScratch[DeviceArray], pointers("keys", "queries", "keys_t", "solve", "scores", "decays")
+]
+MambaChunks = Annotated[MambaScratch[DeviceArray], pointers("c", "b_t", "scores", "decays")]
 
 
 def rf_short_conv(
@@ -12,11 +24,7 @@ def rf_short_conv(
     after: Pointer | None,
     weight: Pointer,
     bias: Pointer | None,
-    sequences: Pointer,
-    query_start: Pointer,
-    context_len: Pointer,
-    reads: Pointer,
-    writes: Pointer,
+    batch: Sequences,
     state: Pointer,
     out: Forms,
     stride: I64,
@@ -34,11 +42,7 @@ def rf_gated_delta(
     beta: Pointer,
     decay: Pointer,
     dt_bias: Pointer,
-    sequences: Pointer,
-    query_start: Pointer,
-    context_len: Pointer,
-    reads: Pointer,
-    writes: Pointer,
+    batch: Sequences,
     state: Pointer,
     out: Pointer,
     qkv_stride: I64,
@@ -61,17 +65,8 @@ def rf_gated_delta_solve(
     beta: Pointer,
     decay: Pointer,
     dt_bias: Pointer,
-    sequences: Pointer,
-    query_start: Pointer,
-    context_len: Pointer,
-    reads: Pointer,
-    writes: Pointer,
-    keys: Pointer,
-    queries: Pointer,
-    keys_t: Pointer,
-    solve: Pointer,
-    scores: Pointer,
-    decays: Pointer,
+    batch: Sequences,
+    chunks: DeltaChunks,
     qkv_stride: I64,
     alpha_stride: I64,
     beta_stride: I64,
@@ -86,17 +81,8 @@ def rf_gated_delta_solve(
 def rf_gated_delta_chunks(
     *,
     qkv: Pointer,
-    sequences: Pointer,
-    query_start: Pointer,
-    context_len: Pointer,
-    reads: Pointer,
-    writes: Pointer,
-    keys: Pointer,
-    queries: Pointer,
-    keys_t: Pointer,
-    solve: Pointer,
-    scores: Pointer,
-    decays: Pointer,
+    batch: Sequences,
+    chunks: DeltaChunks,
     state: Pointer,
     out: Pointer,
     qkv_stride: I64,
@@ -113,15 +99,8 @@ def rf_mamba_scores(
     dt: Pointer,
     a: Pointer,
     dt_bias: Pointer,
-    sequences: Pointer,
-    query_start: Pointer,
-    context_len: Pointer,
-    reads: Pointer,
-    writes: Pointer,
-    c: Pointer,
-    b_t: Pointer,
-    scores: Pointer,
-    decays: Pointer,
+    batch: Sequences,
+    chunks: MambaChunks,
     x_stride: I64,
     dt_stride: I64,
     heads: I32,
@@ -135,15 +114,8 @@ def rf_mamba_chunks(
     *,
     x_bc: Pointer,
     d: Pointer,
-    sequences: Pointer,
-    query_start: Pointer,
-    context_len: Pointer,
-    reads: Pointer,
-    writes: Pointer,
-    c: Pointer,
-    b_t: Pointer,
-    scores: Pointer,
-    decays: Pointer,
+    batch: Sequences,
+    chunks: MambaChunks,
     state: Pointer,
     out: Pointer,
     x_stride: I64,
@@ -161,11 +133,7 @@ def rf_mamba(
     a: Pointer,
     d: Pointer,
     dt_bias: Pointer,
-    sequences: Pointer,
-    query_start: Pointer,
-    context_len: Pointer,
-    reads: Pointer,
-    writes: Pointer,
+    batch: Sequences,
     state: Pointer,
     out: Pointer,
     x_stride: I64,
