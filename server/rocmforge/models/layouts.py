@@ -215,7 +215,14 @@ def turn_projection(weights: dict[str, Tensor]) -> None:
 
 
 def without_places(config: ModelConfig, weights: dict[str, Tensor]) -> None:
-    """Adds the table of positions of a tower that has none: one place, of zeros."""
+    """Adds the table of positions of a tower that has none: one place, of zeros.
+
+    Raises:
+        UnsupportedTensor: The file has one.
+    """
+    if (table := weights.get("embedding.token")) is not None:
+        reason = f"a table of positions, which towers of the kind {config.architecture} do not have"
+        raise UnsupportedTensor(table.name, reason)
     zeros = np.zeros((config.vocab_size, config.hidden_size), np.float32)
     weights["embedding.token"] = float32_tensor("no table of positions", zeros)
 

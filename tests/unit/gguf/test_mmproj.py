@@ -11,9 +11,10 @@ import pytest
 
 from rocmforge.errors import ConfigurationError, RocmForgeError
 from rocmforge.gguf.checkpoint import open_gguf_checkpoint
+from rocmforge.gguf.reader import open_gguf
 from rocmforge.opening import describe, open_checkpoint
 from tests.data.models.tiny_internvl import INTERNVL
-from tests.data.models.tiny_pixtral import MISTRAL3
+from tests.data.models.tiny_pixtral import MISTRAL3, PIXTRAL
 from tests.data.models.tiny_towers import (
     GEMMA3,
     QWEN3_VL,
@@ -24,6 +25,7 @@ from tests.data.models.tiny_towers import (
 )
 from tests.data.models.tiny_windows import QWEN25_VL
 from tests.data.models.towers import IN_FILES
+from tests.support.gguf_writer import write_gguf
 
 
 @pytest.mark.parametrize("exchanged", [False, True])
@@ -176,6 +178,22 @@ def test_a_tower_with_windows_that_does_not_fit_is_refused(
     path = write_tower_files(QWEN25_VL, tmp_path, **keys)
     with pytest.raises(RocmForgeError, match=message):
         open_gguf_checkpoint(path, mmproj=tmp_path / "mmproj-model-f32.gguf")
+
+
+@pytest.mark.parametrize("model", [QWEN25_VL, PIXTRAL, MISTRAL3], ids=lambda model: model.name)
+def test_a_table_of_positions_is_refused_where_towers_have_none(
+    model: TinyTower, tmp_path: Path
+) -> None:
+    path, mmproj = write_tower_files(model, tmp_path), tmp_path / "mmproj-model-f32.gguf"
+    with open_gguf(mmproj) as file:
+        metadata = dict(file.metadata)
+        tensors = {
+            name: tensor.to_float32().reshape(tensor.shape) for name, tensor in file.tensors.items()
+        }
+    table = np.ones((4, model.config["vision_config"]["hidden_size"]), np.float32)
+    write_gguf(mmproj, metadata, {**tensors, "v.position_embd.weight": table})
+    with pytest.raises(RocmForgeError, match=r"v\.position_embd\.weight.*a table of positions"):
+        open_gguf_checkpoint(path, mmproj=mmproj)
 
 
 def test_windows_have_112_pixels_where_a_file_does_not_say_it(tmp_path: Path) -> None:
