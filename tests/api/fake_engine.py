@@ -122,6 +122,7 @@ class FakeHandle:
         self._engine = engine
         self._steps = list(steps)
         self.is_closed = False
+        self.resumed = engine.resumed
 
     async def next(self) -> Batch:
         """The next entry."""
@@ -153,6 +154,7 @@ class FakeEngine:
     state: EngineState = EngineState.READY
     runner: RunnerInfo | None = RUNNER
     restarts: int = 0
+    resumed: int = 0  # times that each request was
     is_fallback: bool = False
     last_error: str | None = None
     silence_s: float = 0.0

@@ -49,6 +49,9 @@ _STATES = {
 class Handle(Protocol):
     """One sequence in the engine (`engine.client.GenerationHandle`)."""
 
+    resumed: int
+    """How many times it was handed to another engine process."""
+
     async def next(self) -> tuple[TokenEvent, ...]:
         """Waits for news; at least one event. The last event has a finish reason."""
         ...

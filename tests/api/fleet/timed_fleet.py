@@ -47,6 +47,7 @@ class TimedHandle:
     """A sequence that runs until it is closed."""
 
     def __init__(self, engine: TimedEngine) -> None:
+        self.resumed = 0
         self._engine = engine
         engine.sequences.add(self)
 

@@ -83,6 +83,17 @@ def test_a_line_names_the_id_that_a_request_came_with(
     assert [shown in TextFormatter().format(record) for record in written] == [True, True]
 
 
+@pytest.mark.parametrize(("times", "shown"), [(0, ""), (2, ", resumed 2x")])
+def test_a_line_says_that_another_engine_process_went_on(
+    times: int, shown: str, ask: Ask, engine: FakeEngine, lines: Any, caplog: Any
+) -> None:
+    engine.resumed = times
+    ask(n=2)
+    assert lines()[0]["resumed"] == times
+    (written,) = (r for r in caplog.records if r.name == "rocmforge.request")
+    assert TextFormatter().format(written).endswith(f" tokens/s{shown}")
+
+
 def test_each_choice_says_how_it_ended(ask: Ask, lines: Any, engine: FakeEngine) -> None:
     engine.script = say([262], finish=FinishReason.LENGTH)
     ask(n=2)
@@ -186,6 +197,7 @@ def test_a_request_is_a_span_with_its_numbers(ask: Ask, exporter: InMemorySpanEx
     assert span.attributes is not None
     assert span.attributes["gen_ai.response.id"] == response.headers["x-request-id"]
     assert span.attributes["gen_ai.usage.output_tokens"] == 3
+    assert span.attributes["rocmforge.resumed"] == 0
     assert span.attributes["gen_ai.response.finish_reasons"] == ("stop",)
     assert span.start_time is not None
     assert span.end_time is not None

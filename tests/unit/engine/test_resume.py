@@ -130,6 +130,10 @@ def test_streams_survive_a_killed_process() -> None:
                 assert live.tokens(events) == continuation(prompt, 12)
                 assert events[-1].finish_reason is FinishReason.LENGTH
             assert engine.status.restarts == 1
+            assert [handle.resumed for handle in handles] == [1, 1, 1, 1]
+            later = live.submit(engine, 2, PROMPT)
+            await live.read(later)
+            assert later.resumed == 0
             assert await engine.drain(live.TIMEOUT_S)
 
     live.run(test())

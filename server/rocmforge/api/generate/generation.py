@@ -311,6 +311,7 @@ class Generation:
                 end_ns,
             ),
             queue_ns=min(queued, default=None),
+            resumed=max((choice.handle.resumed for choice in self.choices), default=0),
         )
 
     def _texts(self) -> list[str]:

@@ -35,6 +35,7 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
     first_token_s: float | None
     total_s: float
     tokens_per_s: float | None  # after the first
+    resumed: int  # times that another engine process went on with it
 
     @classmethod
     def make(
@@ -47,6 +48,7 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
         tokens: tuple[int, int, int],
         times_ns: tuple[int, int | None, int | None, int],
         queue_ns: int | None,
+        resumed: int,
     ) -> RequestRecord:
         """Makes a record from counts and moments.
 
@@ -58,6 +60,7 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
             tokens: in the prompt, of these cached, generated.
             times_ns: arrival, first scheduled, first token, end.
             queue_ns: in the engine's queue.
+            resumed: times that another engine process went on with it.
         """
         arrival, scheduled, first, end = times_ns
         decoding_s = 0.0 if first is None else (end - first) * 1e-9
@@ -78,6 +81,7 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
             tokens_per_s=round((tokens[2] - 1) / decoding_s, 1)
             if decoding_s > 0 and tokens[2] > 1
             else None,
+            resumed=resumed,
         )
 
 
@@ -146,6 +150,7 @@ def log_refusal(
 def _summary(record: RequestRecord) -> str:
     """Says of a request what people look for, shorter than three rows of a terminal."""
     key = "" if record.key is None else f" by {record.key}"
+    resumed = "" if not record.resumed else f", resumed {record.resumed}x"
     given = "" if record.given_id is None else f" given_id={json.dumps(record.given_id)}"
     cached = f" ({record.cached_tokens} cached)" if record.cached_tokens else ""
     first = "" if record.first_token_s is None else f", first after {record.first_token_s:.3g} s"
@@ -153,7 +158,7 @@ def _summary(record: RequestRecord) -> str:
     return (
         f"{record.request_id} {record.path} {record.model}{key}: {record.finish_reason}, "
         f"{record.prompt_tokens}{cached} + {record.output_tokens} tokens "
-        f"in {record.total_s:.3g} s{first}{rate}{given}"
+        f"in {record.total_s:.3g} s{first}{rate}{resumed}{given}"
     )
 
 

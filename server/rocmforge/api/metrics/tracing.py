@@ -71,6 +71,7 @@ class Tracer:
                 "gen_ai.usage.input_tokens": record.prompt_tokens,
                 "gen_ai.usage.output_tokens": record.output_tokens,
                 "rocmforge.cached_tokens": record.cached_tokens,
+                "rocmforge.resumed": record.resumed,
                 **({} if record.given_id is None else {"rocmforge.given_id": record.given_id}),
             },
         )

@@ -16,6 +16,7 @@ class GenerationHandle:
         key: index of the API key it came with.
         began: loop time of its submission.
         expires: ends it when its deadline has passed; None = it has none.
+        resumed: how many times it was handed to another engine process.
     """
 
     def __init__(self, request_id: int, on_close: Callable[[int], None], key: int) -> None:
@@ -23,6 +24,7 @@ class GenerationHandle:
         self.key = key
         self.began = asyncio.get_running_loop().time()
         self.expires: asyncio.TimerHandle | None = None
+        self.resumed = 0
         self._on_close = on_close
         self._events: list[TokenEvent] = []
         self._waiter: asyncio.Future[None] | None = None

@@ -149,6 +149,7 @@ class LiveRequests:
         self._grammars.send_all(self._send)
         for request in requests:
             self._send(request)
+            self._handles[request.request_id].resumed += 1
         return len(requests)
 
     # --- what comes of them ---
