@@ -95,6 +95,7 @@ def test_rms_norm_divides_by_the_root_of_the_mean_square() -> None:
             lambda x: x / 2 * (1 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
         ),
         (ActivationFunction.GELU, lambda x: x / 2 * (1 + math.erf(x / math.sqrt(2)))),
+        (ActivationFunction.QUICK_GELU, lambda x: x / (1 + math.exp(-1.702 * x))),
     ],
 )
 def test_activations_follow_their_formulas(

@@ -188,9 +188,10 @@ def mix_experts(
 
 
 def activate(x: Array, activation: ActivationFunction) -> Array:
-    """Applies SiLU, `x * sigmoid(x)`, GELU or its tanh form (Hendrycks and Gimpel 2016).
+    """Applies SiLU, `x * sigmoid(x)`, GELU or one of its other forms (Hendrycks and Gimpel 2016).
 
-    Or the square of what is above 0 (So et al. 2021).
+    They have tanh in them, or a sigmoid: `x * sigmoid(1.702 x)`. Or it applies the square of what
+    is above 0 (So et al. 2021).
     """
     activated: Array
     if activation is ActivationFunction.SQUARED_RELU:
@@ -199,6 +200,8 @@ def activate(x: Array, activation: ActivationFunction) -> Array:
     elif activation is ActivationFunction.SILU:
         with np.errstate(over="ignore"):  # exp(-x) = inf gives the right 0
             activated = x / (1 + np.exp(-x))
+    elif activation is ActivationFunction.QUICK_GELU:
+        activated = x * sigmoid(x.dtype.type(1.702) * x)
     elif activation is ActivationFunction.GELU:
         activated = x.dtype.type(0.5) * x * (1 + erf(x * x.dtype.type(np.sqrt(0.5))))
     else:

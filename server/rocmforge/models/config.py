@@ -21,6 +21,7 @@ class ActivationFunction(StrEnum):
     SILU = "silu"
     GELU_TANH = "gelu_tanh"
     GELU = "gelu"  # with the error function
+    QUICK_GELU = "quick_gelu"  # with a sigmoid; of towers whose networks have no gate
     CLAMPED_SWIGLU = "clamped_swiglu"  # of gpt-oss: it changes the other factor, too
     SQUARED_RELU = "squared_relu"  # So et al. 2021; of networks without a gate
 

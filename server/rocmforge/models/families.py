@@ -437,7 +437,15 @@ FAMILIES: Final[Mapping[str, ModelFamily]] = MappingProxyType(
             activation=ActivationFunction.GELU,
             has_rope=False,
         ),
-        # Bai et al. 2025, arXiv:2502.13923: patches have no embedding of their place.
+        # Wang et al. 2024, arXiv:2409.12191: patches have no embedding of their place.
+        "qwen2vl-tower": ModelFamily(
+            has=(_OF_TOWERS - {"patches.bias"})
+            | {"projector.inner", "projector.inner_bias", "projector.matrix_bias"},
+            causal=False,
+            norm=NormKind.LAYER,
+            activation=ActivationFunction.QUICK_GELU,
+        ),
+        # Bai et al. 2025, arXiv:2502.13923: as there, but with other norms and with gates.
         "qwen25vl-tower": ModelFamily(
             has=_NORMS
             | _ATTENTION

@@ -1,4 +1,4 @@
-"""rf_gelu_half: x * Phi(x), against math.erf in float64; and its form with tanh."""
+"""rf_gelu_half: x * Phi(x), against math.erf in float64; and its other forms."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ COUNTS = {
 FORMS = {
     "rf_gelu_half": ActivationFunction.GELU,
     "rf_gelu_tanh_half": ActivationFunction.GELU_TANH,
+    "rf_gelu_quick_half": ActivationFunction.QUICK_GELU,
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import MappingProxyType
 from typing import Final
 
 from rocmforge.models.config import ActivationFunction, ModelConfig, NormKind
@@ -21,6 +22,14 @@ _EMBED_THREADS: Final = 64
 _ITEM_BYTES: Final = 16  # that a thread of `rf_embed_add` reads
 _TAKE_ELEMENTS: Final = 1024  # of a block
 _HALVES: Final = 2048  # of a block of GELU
+_GELUS: Final = MappingProxyType(
+    {
+        ActivationFunction.GELU: "rf_gelu_half",
+        ActivationFunction.GELU_TANH: "rf_gelu_tanh_half",
+        ActivationFunction.QUICK_GELU: "rf_gelu_quick_half",
+    }
+)
+"""Their kernels."""
 _GATED_ELEMENTS: Final = 1024  # of a block
 _SUM_COLUMNS: Final = 32  # of a block
 _SUM_THREADS: Final = 1024
@@ -62,10 +71,7 @@ class RowKernels:
                 for name in FLOAT_FORMATS
             }
             self._gelu = {
-                ActivationFunction.GELU: library.kernel("rf_gelu_half", row_kernels.rf_gelu),
-                ActivationFunction.GELU_TANH: library.kernel(
-                    "rf_gelu_tanh_half", row_kernels.rf_gelu
-                ),
+                form: library.kernel(name, row_kernels.rf_gelu) for form, name in _GELUS.items()
             }
 
     def embed(self, table: Matrix, tokens: DeviceArray, scale: float, out: DeviceArray) -> None:
@@ -180,7 +186,7 @@ class RowKernels:
         )
 
     def gelu(self, x: DeviceArray, count: int, form: ActivationFunction) -> None:
-        """Replaces so many halves by their GELU, or its form with tanh."""
+        """Replaces so many halves by their GELU, in one of its forms."""
         self._gelu[form].launch((ceil_div(count, _HALVES), 1, 1), _THREADS, x=x, count=count)
 
 

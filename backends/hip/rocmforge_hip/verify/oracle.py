@@ -62,15 +62,16 @@ def gelu(x: Float64) -> Float64:
 
 
 def activate(x: Float64, kind: ActivationFunction) -> Float64:
-    """Applies SiLU, or GELU, also in its tanh form, or squared ReLU."""
+    """Applies SiLU, or GELU, also with tanh or a sigmoid in it, or squared ReLU."""
     if kind is ActivationFunction.GELU:
         return gelu(x)
     if kind is ActivationFunction.SQUARED_RELU:
         squared: Float64 = np.maximum(x, 0) ** 2
         return squared
+    slopes = {ActivationFunction.SILU: 1.0, ActivationFunction.QUICK_GELU: 1.702}
     activated: Float64 = (
-        x / (1 + np.exp(-x))
-        if kind is ActivationFunction.SILU
+        x / (1 + np.exp(-slopes[kind] * x))
+        if kind in slopes
         else 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
     )
     return activated

@@ -73,6 +73,8 @@ def groups() -> Iterator[Group]:
         Case("image rows", "of 12 patches", _PRODUCT, _image_rows),
     )
     yield Group(Recipe(architecture="siglip", hidden_size=160, intermediate_size=160), of_tower)
+    of_qwen2 = (Case("gelu", "12 rows, with a sigmoid", _HALF, _gelu),)
+    yield Group(Recipe(architecture="qwen2vl-tower", intermediate_size=160), of_qwen2)
     others = (
         Case("quantize_act", "3 rows", _INT8, partial(_quantize, rows=3)),
         Case("half_act", "12 rows", _HALF, _half),

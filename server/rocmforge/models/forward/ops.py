@@ -259,7 +259,7 @@ class Ops(Protocol[A, W, S]):
     def gelu(self, x: A, activation: ActivationFunction) -> A:
         """Returns x * Phi(x), Phi the normal distribution function: [rows, features].
 
-        Where the activation is GELU_TANH, Phi is its form with tanh.
+        Where the activation is GELU_TANH or QUICK_GELU, Phi has tanh or a sigmoid in its place.
         """
         ...
 
