@@ -14,12 +14,14 @@ from rocmforge_reference.ops import activate
 def activate_with_table(x: npt.NDArray[Any], activation: ActivationFunction) -> npt.NDArray[Any]:
     """Rounds arguments and results of GELU to halves where llama.cpp does: from -10 to 10.
 
-    Its processor looks them up in a table (`ggml_vec_geglu_f32`).
+    Its processor looks them up in a table (`ggml_vec_geglu_f32`), those of quick GELU everywhere.
     """
-    if activation is not ActivationFunction.GELU_TANH:
+    if activation not in (ActivationFunction.GELU_TANH, ActivationFunction.QUICK_GELU):
         return activate(x, activation)
     rounded = activate(x.astype(np.float16).astype(x.dtype), activation)
     looked_up = rounded.astype(np.float16).astype(x.dtype)
+    if activation is ActivationFunction.QUICK_GELU:
+        return looked_up
     return np.where(np.abs(x) < 10, looked_up, np.maximum(x, 0))
 
 

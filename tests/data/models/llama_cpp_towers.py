@@ -13,7 +13,7 @@ from rocmforge.gguf.reader import open_gguf
 from tests.data.models.tiny_internvl import INTERNVL
 from tests.data.models.tiny_pixtral import MISTRAL3, PIXTRAL
 from tests.data.models.tiny_towers import GEMMA3, QWEN3_VL, SMOLVLM, TinyTower, write_tower_files
-from tests.data.models.tiny_windows import QWEN25_VL, TinyWindows
+from tests.data.models.tiny_windows import QWEN2_VL, QWEN25_VL, TinyMerging
 from tests.support.gguf_writer import write_gguf
 
 GOLDENS: Final = Path(__file__).with_name("llama_cpp_tower_goldens.json")
@@ -36,7 +36,7 @@ def _with_sections(model: TinyTower, sections: list[int]) -> TinyTower:
     return replace(model, config=config)
 
 
-class _WiderPictures(TinyWindows):
+class _WiderPictures(TinyMerging):
     """A recipe whose pictures are larger than the windows of which llama.cpp knows alone."""
 
     def size(self, tile: int) -> tuple[int, int]:
@@ -53,6 +53,7 @@ MODELS: Final = (
     MISTRAL3,
     PIXTRAL,
     INTERNVL,
+    QWEN2_VL,
     _WiderPictures(
         name=QWEN25_VL.name,
         config=QWEN25_VL.config | {"vision_config": _VISION},

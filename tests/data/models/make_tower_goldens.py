@@ -40,6 +40,7 @@ CLASSES = {
     "internvl": ("InternVL", "ForConditionalGeneration"),
     "mistral3": ("Mistral3", "ForConditionalGeneration"),
     "pixtral": ("Llava", "ForConditionalGeneration"),
+    "qwen2_vl": ("Qwen2VL", "ForConditionalGeneration"),
     "qwen2_5_vl": ("Qwen2_5_VL", "ForConditionalGeneration"),
 }
 GENERATED = 8

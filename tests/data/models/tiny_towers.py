@@ -7,7 +7,7 @@ Transformers computes with those weights, from pixels to logits.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -157,6 +157,7 @@ class TinyTower:
         }
 
 
+_QWEN2_TEXTS: Final = ("qwen2_vl_text", "qwen2_5_vl_text")
 _GEMMA_NORMS: Final = ("pre_feedforward_layernorm", "post_feedforward_layernorm")
 
 
@@ -181,7 +182,7 @@ def text_shapes(
     }
     if text["model_type"] == "qwen3" or (
         "mrope_section" in text.get("rope_parameters", {})
-        and text["model_type"] != "qwen2_5_vl_text"
+        and text["model_type"] not in _QWEN2_TEXTS
     ):
         layer |= {"self_attn.q_norm": (head,), "self_attn.k_norm": (head,)}
     return {
@@ -196,7 +197,7 @@ def text_shapes(
             f"{prefix}layers.{index}.self_attn.{part}_proj.bias": (rows,)
             for index in range(text["num_hidden_layers"])
             for part, rows in (("q", q), ("k", kv), ("v", kv))
-            if text["model_type"] == "qwen2_5_vl_text"
+            if text["model_type"] in _QWEN2_TEXTS
         },
     }
 
@@ -483,40 +484,6 @@ def write_tower_folder(model: TinyTower, path: Path, **config: Any) -> Path:
     return path
 
 
-def write_predicting_tower(path: Path, *, ends_with_states: bool = False) -> Path:
-    """Writes a folder of Qwen 3.5 with a predictor that is always right; returns its path.
-
-    No layer of the model adds anything, and the predictor looks at a token alone.
-
-    Args:
-        path: The folder.
-        ends_with_states: Whether the last layer is one that no predictor can be like.
-    """
-    text = dict(QWEN35.config["text_config"])
-    kinds, size = sorted(text["layer_types"]), text["hidden_size"]
-    text["layer_types"] = kinds if ends_with_states else kinds[::-1]
-    model = replace(QWEN35, config={**QWEN35.config, "text_config": text})
-    write_tower_folder(model, path)
-    attends = text["layer_types"].index("full_attention")
-    weights, last = hf_weights(model), f"model.language_model.layers.{attends}."
-    weights |= {
-        name.replace(last, "mtp.layers.0."): weight
-        for name, weight in weights.items()
-        if name.startswith(last)
-    }
-    ends = ("o_proj.weight", "out_proj.weight", "down_proj.weight")
-    for name in weights:
-        if name.endswith(ends) and not name.startswith("model.visual."):
-            weights[name] = np.zeros_like(weights[name])
-    identity = np.concatenate([np.eye(size), np.zeros((size, size))], axis=1)
-    weights["mtp.fc.weight"] = identity.astype(np.float32)
-    weights["mtp.norm.weight"] = weights["model.language_model.norm.weight"]
-    for part in ("embedding", "hidden"):
-        weights[f"mtp.pre_fc_norm_{part}.weight"] = np.zeros(size, np.float32)
-    write_safetensors(path / "model.safetensors", weights)
-    return path
-
-
 def write_tower_files(
     model: TinyTower, folder: Path, *, exchanged: bool = False, **keys: Any
 ) -> Path:
@@ -533,7 +500,7 @@ def write_tower_files(
         return path
     recipe = _gguf_recipe(model)
     if model.is_qwen:
-        return _write_qwen_files(model, folder, recipe, keys)
+        return _write_qwen_files(model, folder, recipe, keys, exchanged=exchanged)
     text, vision = model.config["text_config"], model.config["vision_config"]
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.MMPROJ, vision["num_hidden_layers"])
     own, of_tower = {}, {}
@@ -542,9 +509,7 @@ def write_tower_files(
             plain = name.replace("_weight", ".weight")
             found = names.get_name(plain, try_suffixes=(".weight", ".bias"))
             assert found is not None, name
-            if exchanged:
-                other = {"ffn_up": "ffn_down", "ffn_down": "ffn_up"}
-                found = ".".join(other.get(part, part) for part in found.split("."))
+            found = _exchanged(found) if exchanged else found
             of_tower[found] = weight + 1 if "soft_emb" in name else weight
         else:
             plain = name.replace("text_model.", "").replace("language_model.model", "model")
@@ -580,11 +545,29 @@ def write_tower_files(
     return path
 
 
+def _exchanged(name: str) -> str:
+    """What old converters call it."""
+    other = {"ffn_up": "ffn_down", "ffn_down": "ffn_up"}
+    return ".".join(other.get(part, part) for part in name.split("."))
+
+
+def tower_sizes(vision: dict[str, Any]) -> tuple[int, int, int]:
+    """Elements of hidden states of a tower of Qwen's, of networks, and of rows of embeddings."""
+    if "embed_dim" in vision:
+        return vision["embed_dim"], vision["embed_dim"] * vision["mlp_ratio"], vision["hidden_size"]
+    return vision["hidden_size"], vision["intermediate_size"], vision["out_hidden_size"]
+
+
 def _write_qwen_files(
-    model: TinyTower, folder: Path, recipe: TinyModel, keys: dict[str, Any]
+    model: TinyTower, folder: Path, recipe: TinyModel, keys: dict[str, Any], *, exchanged: bool
 ) -> Path:
     """Does as `write_tower_files`; names are those of the converter's table, or of its own code."""
     text, vision = model.config["text_config"], model.config["vision_config"]
+    projector, flags = "qwen3vl_merger", ["clip.use_gelu"]
+    if "window_size" in vision:
+        projector, flags = "qwen2.5vl_merger", ["clip.use_silu"]
+    elif "embed_dim" in vision:
+        projector, flags = "qwen2vl_merger", []
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.MMPROJ, vision["depth"])
     merging = vision.get("deepstack_visual_indexes", ())
     own, of_tower = {}, {}
@@ -606,7 +589,7 @@ def _write_qwen_files(
                 "linear_fc2": "mm.2",
             }[parts[2]]
             of_tower[f"{part}.{kind}"] = weight
-        elif "window_size" in vision and parts[-1] == "qkv":  # as that converter cuts them
+        elif projector != "qwen3vl_merger" and parts[-1] == "qkv":  # as that converter cuts them
             for part, third in zip("qkv", np.split(weight, 3), strict=True):
                 of_tower[f"v.blk.{parts[2]}.attn_{part}.{kind}"] = third
         elif weight.ndim == 5:
@@ -615,20 +598,22 @@ def _write_qwen_files(
         else:
             found = names.get_name(stem)
             assert found is not None, name
+            found = _exchanged(found) if exchanged else found
             of_tower[f"{found}.{kind}"] = weight
     tokens = [f"<{index}>" for index in range(text["vocab_size"] - 1)] + ["<|image_pad|>"]
     path = write_gguf(
         folder / "model.gguf", gguf_metadata(recipe) | {"tokenizer.ggml.tokens": tokens}, own
     )
-    side, windows = vision["patch_size"], "window_size" in vision
-    if windows:
+    side = vision["patch_size"]
+    if "window_size" in vision:
         keys = {"n_wa_pattern": vision["fullatt_block_indexes"][0] + 1, **keys}
     said = {
         "projection_dim": text["hidden_size"],
         "image_size": int(vision.get("num_position_embeddings", 4900) ** 0.5) * side,
         "patch_size": side,
-        "embedding_length": vision["hidden_size"],
-        "feed_forward_length": vision["intermediate_size"],
+        "embedding_length": tower_sizes(vision)[0],
+        # Of Qwen2-VL, the converter takes another number for it.
+        "feed_forward_length": vision.get("intermediate_size", vision["hidden_size"]),
         "block_count": vision["depth"],
         "attention.head_count": vision["num_heads"],
         "attention.layer_norm_epsilon": text["rms_norm_eps"],
@@ -644,8 +629,8 @@ def _write_qwen_files(
     metadata = {
         "general.architecture": "clip",
         "clip.has_vision_encoder": True,
-        "clip.projector_type": "qwen2.5vl_merger" if windows else "qwen3vl_merger",
-        "clip.use_silu" if windows else "clip.use_gelu": True,
+        "clip.projector_type": projector,
+        **dict.fromkeys(flags, True),
         **{f"clip.vision.{key}": value for key, value in said.items() if value is not None},
     }
     write_gguf(folder / "mmproj-model-f32.gguf", metadata, of_tower)
@@ -665,7 +650,7 @@ def _gguf_recipe(model: TinyTower) -> TinyModel:
         }
         merging = model.config["vision_config"].get("deepstack_visual_indexes")
         if merging is None:
-            name, kind = "qwen2vl", "Qwen2_5_VL"
+            name, kind = "qwen2vl", "Qwen2VL"
         else:
             name, kind = "qwen3vl", "Qwen3VL"
             keys["n_deepstack_layers"] = len(merging)

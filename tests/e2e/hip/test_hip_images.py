@@ -18,12 +18,12 @@ from rocmforge.errors import ConfigurationError
 from rocmforge.models.lora import AdapterSpec
 from rocmforge.opening import open_checkpoint
 from tests.data.models.tiny_adapters import write_random_adapter
+from tests.data.models.tiny_predicting_tower import write_predicting_tower
 from tests.data.models.tiny_towers import (
     GEMMA3,
     QWEN3_VL,
     QWEN35,
     TinyTower,
-    write_predicting_tower,
     write_tower_files,
     write_tower_folder,
 )

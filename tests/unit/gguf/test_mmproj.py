@@ -12,6 +12,7 @@ import pytest
 from rocmforge.errors import ConfigurationError, RocmForgeError
 from rocmforge.gguf.checkpoint import open_gguf_checkpoint
 from rocmforge.gguf.reader import open_gguf
+from rocmforge.models.config import ActivationFunction
 from rocmforge.opening import describe, open_checkpoint
 from tests.data.models.tiny_internvl import INTERNVL
 from tests.data.models.tiny_pixtral import MISTRAL3, PIXTRAL
@@ -23,7 +24,7 @@ from tests.data.models.tiny_towers import (
     write_tower_files,
     write_tower_folder,
 )
-from tests.data.models.tiny_windows import QWEN25_VL
+from tests.data.models.tiny_windows import QWEN2_VL, QWEN25_VL
 from tests.data.models.towers import IN_FILES
 from tests.support.gguf_writer import write_gguf
 
@@ -160,6 +161,54 @@ def test_a_model_without_the_token_behind_lines_takes_no_images_of_mistral(tmp_p
     path = write_tower_files(MISTRAL3, tmp_path)
     path.write_bytes(path.read_bytes().replace(b"[IMG_BREAK]", b"[IMG_SPLIT]"))
     with pytest.raises(RocmForgeError, match=r"no token \[IMG_BREAK\]"):
+        open_gguf_checkpoint(path, mmproj=tmp_path / "mmproj-model-f32.gguf")
+
+
+def write_saying(model: TinyTower, folder: Path, *activations: str) -> Path:
+    """Writes a model and a tower whose file names these activations; returns the model's path."""
+    path, mmproj = write_tower_files(model, folder), folder / "mmproj-model-f32.gguf"
+    with open_gguf(mmproj) as file:
+        kept = {key: file.metadata[key] for key in file.metadata if "clip.use_" not in key}
+        tensors = {name: tensor.to_float32() for name, tensor in file.tensors.items()}
+    said = dict.fromkeys((f"clip.use_{name}" for name in activations), True)
+    write_gguf(mmproj, {**kept, **said}, tensors)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("model", "said", "expected"),
+    [
+        (QWEN2_VL, (), ActivationFunction.QUICK_GELU),
+        (QWEN2_VL, ("gelu",), ActivationFunction.GELU_TANH),
+        (SMOLVLM, (), ActivationFunction.QUICK_GELU),
+        (INTERNVL, (), ActivationFunction.QUICK_GELU),
+        (INTERNVL, ("gelu",), ActivationFunction.GELU),
+        (PIXTRAL, ("gelu",), ActivationFunction.GELU),
+        (PIXTRAL, ("silu",), ActivationFunction.SILU),
+    ],
+)
+def test_a_file_that_names_no_activation_has_quick_gelu(
+    tmp_path: Path, model: TinyTower, said: tuple[str, ...], expected: ActivationFunction
+) -> None:
+    with open_checkpoint(write_saying(model, tmp_path, *said)) as checkpoint:
+        assert checkpoint.tower is not None
+        assert checkpoint.tower.config.activation is expected
+
+
+@pytest.mark.parametrize(
+    ("model", "said", "message"),
+    [
+        (SMOLVLM, ("silu",), "such a tower with SiLU"),
+        (QWEN2_VL, ("silu", "gelu"), "both clip.use_silu and clip.use_gelu"),
+        (QWEN25_VL, ("gelu",), "such a tower without SiLU"),
+        (PIXTRAL, (), "a tower without GELU"),
+    ],
+)
+def test_activations_that_a_tower_cannot_have_are_refused(
+    tmp_path: Path, model: TinyTower, said: tuple[str, ...], message: str
+) -> None:
+    path = write_saying(model, tmp_path, *said)
+    with pytest.raises(RocmForgeError, match=message):
         open_gguf_checkpoint(path, mmproj=tmp_path / "mmproj-model-f32.gguf")
 
 

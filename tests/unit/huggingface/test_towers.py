@@ -25,7 +25,7 @@ from tests.data.models.tiny_towers import (
     hf_weights,
     write_tower_folder,
 )
-from tests.data.models.tiny_windows import QWEN25_VL
+from tests.data.models.tiny_windows import QWEN2_VL, QWEN25_VL
 from tests.support.safetensors_writer import write_safetensors
 
 
@@ -376,10 +376,9 @@ def test_a_tower_of_internvl_lacks_no_weight(tmp_path: Path, missing: str) -> No
         open_checkpoint(path)
 
 
-def write_windows(folder: Path, **vision: Any) -> Path:
-    """The tiny Qwen2.5-VL with changes to its tower's configuration."""
-    own = QWEN25_VL.config["vision_config"] | vision
-    return write_tower_folder(QWEN25_VL, folder, vision_config=own)
+def write_merging(model: TinyTower, folder: Path, **vision: Any) -> Path:
+    """The tiny Qwen2-VL or Qwen2.5-VL with changes to its tower's configuration."""
+    return write_tower_folder(model, folder, vision_config=model.config["vision_config"] | vision)
 
 
 @pytest.mark.parametrize(
@@ -397,26 +396,58 @@ def test_a_tower_with_windows_that_cannot_be_is_refused_by_its_name(
     tmp_path: Path, vision: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(RocmForgeError, match=message):
-        open_checkpoint(write_windows(tmp_path / "model", **vision))
+        open_checkpoint(write_merging(QWEN25_VL, tmp_path / "model", **vision))
 
 
-def test_qwen_25_is_read_in_the_layout_in_which_it_was_published(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("vision", "message"),
+    [
+        ({"hidden_act": "silu"}, "a tower with the activation silu"),
+        ({"mlp_ratio": 0}, "mlp_ratio"),
+        ({"mlp_ratio": 4}, "shape"),
+        ({"num_heads": 32}, "do not rotate by axes"),
+        ({"hidden_size": 64}, "vision_config.hidden_size': 64, and the model has 128"),
+        ({"patch_size": 16}, "patch_size"),
+    ],
+)
+def test_a_tower_of_qwen_2_that_cannot_be_is_refused_by_its_name(
+    tmp_path: Path, vision: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(RocmForgeError, match=message):
+        open_checkpoint(write_merging(QWEN2_VL, tmp_path / "model", **vision))
+
+
+def test_a_tower_without_gates_may_have_quick_gelu(tmp_path: Path) -> None:
+    with open_checkpoint(write(tmp_path, {"hidden_act": "quick_gelu"})) as checkpoint:
+        assert checkpoint.tower is not None
+        assert checkpoint.tower.config.activation is ActivationFunction.QUICK_GELU
+
+
+@pytest.mark.parametrize("model", [QWEN2_VL, QWEN25_VL], ids=lambda model: model.name)
+def test_qwen_2_is_read_in_the_layout_in_which_it_was_published(
+    tmp_path: Path, model: TinyTower
+) -> None:
     """Keys of the text model stand outside, and names lack what Transformers puts before them."""
-    path, new = tmp_path / "model", write_windows(tmp_path / "new")
-    text = QWEN25_VL.config["text_config"]
-    old = {key: QWEN25_VL.config[key] for key in ("image_token_id", "tie_word_embeddings")}
+    path, new = tmp_path / "model", write_merging(model, tmp_path / "new")
+    text = model.config["text_config"]
+    old = {key: model.config[key] for key in ("image_token_id", "tie_word_embeddings")}
     rope = {"type": "mrope", "mrope_section": text["rope_parameters"]["mrope_section"]}
-    write_tower_folder(QWEN25_VL, path)
+    write_tower_folder(model, path)
     config = {key: value for key, value in text.items() if key != "rope_parameters"}
-    config |= old | {"model_type": "qwen2_5_vl", "rope_theta": 10000.0, "rope_scaling": rope}
-    vision = QWEN25_VL.config["vision_config"]
+    config |= old | {
+        "model_type": model.config["model_type"],
+        "rope_theta": 10000.0,
+        "rope_scaling": rope,
+    }
+    vision = dict(model.config["vision_config"])
+    del vision["model_type"]
     (path / "config.json").write_text(json.dumps(config | {"vision_config": vision}))
     size = {"min_pixels": 1024, "max_pixels": 16384}
-    said = {key: value for key, value in QWEN25_VL.processor.items() if key != "size"} | size
+    said = {key: value for key, value in model.processor.items() if key != "size"} | size
     (path / "preprocessor_config.json").write_text(json.dumps(said))
     renamed = {
         name.replace("model.visual.", "visual.").replace("language_model.", ""): weight
-        for name, weight in hf_weights(QWEN25_VL).items()
+        for name, weight in hf_weights(model).items()
     }
     write_safetensors(path / "model.safetensors", renamed)
     with open_checkpoint(path) as one, open_checkpoint(new) as other:

@@ -6,8 +6,10 @@ does not know the model that it belongs to.
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
@@ -90,7 +92,7 @@ _OUTSIDE: Final = MappingProxyType(
         "mm.model.mlp.1.bias": "projector.inner_bias",
         "mm.model.mlp.3.weight": "projector.matrix",
         "mm.model.mlp.3.bias": "projector.matrix_bias",
-        # Of Qwen2.5-VL and Qwen3-VL.
+        # Of Qwen2-VL, Qwen2.5-VL and Qwen3-VL.
         "mm.0.weight": "projector.inner",
         "mm.0.bias": "projector.inner_bias",
         "mm.2.weight": "projector.matrix",
@@ -118,22 +120,30 @@ _SECOND_PICTURE: Final = "v.patch_embd.weight.1"
 """What a patch of the next picture of a film is multiplied with."""
 _BREAK: Final = ("[IMG_BREAK]", "v.token_embd.img_break")
 """The token between lines of rows of Pixtral's, and its embedding, which the model has, too."""
-# Pixels of a picture, where a file does not say it: those of 64 to 4,096 tokens, and of
-# Qwen2.5-VL of 4 to 4,096.
+# Pixels of a picture, where a file does not say it: those of 64 to 4,096 tokens, and of Qwen2-VL
+# and Qwen2.5-VL of 4 to 4,096.
 _QWEN_PIXELS: Final = (65_536, 4_194_304)
-_QWEN25_PIXELS: Final = (3_136, 3_211_264)
+_QWEN2_PIXELS: Final = (3_136, 3_211_264)
 _KINDS: Final = MappingProxyType(
     {
         "idefics3": ProcessorKind.IDEFICS3,
         "gemma3": ProcessorKind.GEMMA3,
         "internvl": ProcessorKind.INTERNVL,
         "pixtral": ProcessorKind.PIXTRAL,
+        "qwen2vl_merger": ProcessorKind.QWEN_VL,
         "qwen2.5vl_merger": ProcessorKind.QWEN_VL,
         "qwen3vl_merger": ProcessorKind.QWEN_VL,
     }
 )
 """By the type of the projector."""
-_WITH_WINDOWS: Final = "qwen2.5vl_merger"
+_QWEN_TOWERS: Final = MappingProxyType(
+    {
+        "qwen2vl_merger": "qwen2vl-tower",
+        "qwen2.5vl_merger": "qwen25vl-tower",
+        "qwen3vl_merger": "qwen3vl-tower",
+    }
+)
+"""Their architectures."""
 _WINDOW: Final = 112
 """Pixels of a side of Qwen2.5-VL's windows, which files do not say."""
 _LAYER: Final = re.compile(r"v\.(blk|deepstack)\.(\d{1,4})\.(\w+)\.(weight|bias)")
@@ -189,15 +199,16 @@ def _read(
             f"{file.path} makes rows of {size} numbers, and the model has {embedding_size}: it is "
             "the tower of another model."
         )
-    has_windows = projector == _WITH_WINDOWS
-    processor = _with_windows(file) if has_windows else _processor(file, kind)
+    of_qwen = _QWEN_TOWERS.get(projector, "")
+    has_places = of_qwen not in WITHOUT_PLACES
+    processor = _processor(file, kind) if has_places else _qwen2_processor(file, of_qwen)
     markers = [marker for marker in PLACEHOLDERS[kind] if marker in tokens]
     if not markers:
         marker = PLACEHOLDERS[kind][-1]
         raise ModelLoadError(f"The model has no token {marker}, which stands for an image of it.")
     if kind is ProcessorKind.PIXTRAL and _BREAK[0] not in tokens:
         raise ModelLoadError(f"The model has no token {_BREAK[0]}, which ends lines of an image.")
-    config = _config(file, processor, embedding_size)
+    config = _config(file, processor, embedding_size, of_qwen)
     return vision_config(processor, tokens.index(markers[0])), _checkpoint(file, config)
 
 
@@ -300,15 +311,20 @@ def _pixtral_processor(file: GgufFile) -> ProcessorConfig:
     return found
 
 
-def _with_windows(file: GgufFile) -> ProcessorConfig:
-    """Reads the same of Qwen2.5-VL, whose tower has windows and no table of places."""
-    processor = _qwen_processor(file, _QWEN25_PIXELS)
+def _qwen2_processor(file: GgufFile, architecture: str) -> ProcessorConfig:
+    """Reads the same of Qwen2-VL and Qwen2.5-VL, whose towers have no table of places.
+
+    That of Qwen2.5-VL has windows.
+    """
+    processor = msgspec.structs.replace(_qwen_processor(file, _QWEN2_PIXELS), places=1)
+    if architecture == "qwen2vl-tower":
+        return processor
     pixels = _positive(file, "window_size") if _has(file, "window_size") else _WINDOW
     window = pixels // (processor.patch * processor.merge)
     if not window:
         reason = f"windows of {pixels} pixels are less than a row of embeddings has"
         raise BadGguf(str(file.path), reason)
-    return msgspec.structs.replace(processor, window=window, places=1)
+    return msgspec.structs.replace(processor, window=window)
 
 
 def _has(file: GgufFile, key: str) -> bool:
@@ -326,13 +342,39 @@ def _merging_layers(file: GgufFile, count: int) -> list[bool]:
     return found
 
 
-def _config(file: GgufFile, processor: ProcessorConfig, embedding_size: int) -> ModelConfig:
-    is_pixtral = processor.kind is ProcessorKind.PIXTRAL
-    is_silu = (is_pixtral or processor.window > 0) and file.get_bool("clip.use_silu", False)
-    if processor.window and not is_silu:
+def _activation(file: GgufFile, processor: ProcessorConfig) -> ActivationFunction:
+    """Returns the activation of networks: as in llama.cpp, quick GELU where a file says none."""
+    silu, gelu = (file.get_bool(f"clip.use_{name}", False) for name in ("silu", "gelu"))
+    if silu and gelu:
+        raise BadGguf(str(file.path), "both clip.use_silu and clip.use_gelu are set")
+    if processor.window and not silu:
         raise UnsupportedArchitecture("such a tower without SiLU (clip.use_silu)", ("SiLU",))
-    if not is_silu and not file.get_bool("clip.use_gelu", False):
-        raise UnsupportedArchitecture("a tower without GELU (clip.use_gelu)", ("GELU",))
+    is_gated = processor.window > 0 or processor.kind is ProcessorKind.PIXTRAL
+    if silu and not is_gated:
+        raise UnsupportedArchitecture("such a tower with SiLU (clip.use_silu)", ("GELU",))
+    if is_gated and not silu and not gelu:
+        raise UnsupportedArchitecture("a tower without GELU (clip.use_gelu)", ("GELU", "SiLU"))
+    if silu:
+        return ActivationFunction.SILU
+    exact = _GELUS.get(processor.kind, ActivationFunction.GELU_TANH)
+    return exact if gelu else ActivationFunction.QUICK_GELU
+
+
+def _network_size(file: GgufFile, hidden_size: int, architecture: str) -> int:
+    """Returns the features between both matrices of a network.
+
+    For Qwen2-VL, converters write some other number under that key, or 0.
+    """
+    first = file.tensors.get("v.blk.0.ffn_up.weight")
+    if architecture == "qwen2vl-tower" and first is not None:
+        return max(math.prod(first.shape) // hidden_size, 1)
+    return _positive(file, "feed_forward_length")
+
+
+def _config(
+    file: GgufFile, processor: ProcessorConfig, embedding_size: int, of_qwen: str
+) -> ModelConfig:
+    activation = _activation(file, processor)
     hidden_size, heads = (
         _positive(file, "embedding_length"),
         _positive(file, "attention.head_count"),
@@ -351,17 +393,17 @@ def _config(file: GgufFile, processor: ProcessorConfig, embedding_size: int) -> 
         attention_scale=head**-0.5,
         window=None,
         local_rope=False,
-        intermediate_size=_positive(file, "feed_forward_length"),
+        intermediate_size=_network_size(file, hidden_size, of_qwen),
     )
     count = _positive(file, "block_count", MAX_LAYERS)
     layers, make = (layer,) * count, siglip_config
-    gelu = _GELUS.get(processor.kind, ActivationFunction.GELU_TANH)
     if processor.places and head % 4:
         raise BadGguf(str(file.path), f"{head} elements of a head do not rotate by axes")
-    if is_pixtral:
+    if processor.kind is ProcessorKind.PIXTRAL:
         make = pixtral_config
-    if processor.kind is ProcessorKind.QWEN_VL:
-        make, merged = qwen_tower_config, hidden_size * processor.merge**2
+    if of_qwen:
+        make = partial(qwen_tower_config, architecture=of_qwen)
+        merged = hidden_size * processor.merge**2
         # The last of so many layers sees the whole tile.
         period = _positive(file, "n_wa_pattern", MAX_LAYERS) if processor.window else 1
         layers = tuple(
@@ -379,7 +421,7 @@ def _config(file: GgufFile, processor: ProcessorConfig, embedding_size: int) -> 
         hidden_size=hidden_size,
         embedding_size=embedding_size,
         norm_eps=eps,
-        activation=ActivationFunction.SILU if is_silu else gelu,
+        activation=activation,
     )
 
 

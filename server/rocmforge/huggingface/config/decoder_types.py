@@ -163,7 +163,7 @@ _QWEN3_VL_MOE: Final = replace(
         "moe_intermediate_size": 1408,
     },
 )
-_QWEN25_VL: Final = DecoderType(
+_QWEN2_VL: Final = DecoderType(
     architecture="qwen2vl",
     defaults={
         "num_key_value_heads": 8,
@@ -385,7 +385,7 @@ DECODERS: Final[Mapping[str, DecoderType]] = MappingProxyType(
         # With images: the row of their text part is taken.
         **dict.fromkeys(("qwen3_vl", "qwen3_vl_text"), _QWEN3_VL),
         **dict.fromkeys(("qwen3_vl_moe", "qwen3_vl_moe_text"), _QWEN3_VL_MOE),
-        **dict.fromkeys(("qwen2_5_vl", "qwen2_5_vl_text"), _QWEN25_VL),
+        **dict.fromkeys(("qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text"), _QWEN2_VL),
         "qwen3_5": _QWEN35,
         "qwen3_5_text": _QWEN35,
         "qwen3_5_moe": _QWEN35_MOE,

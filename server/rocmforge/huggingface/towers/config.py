@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from math import isqrt
 from types import MappingProxyType
 from typing import Final
@@ -36,7 +37,11 @@ _MOST_PIXELS: Final = 65_536
 _MOST_TILES: Final = 64
 _SIDES: Final = ("image_size", "patch_size")
 _PIXTRAL_EPS: Final = 1e-5  # of the norms of such a tower; files do not say it
-_GELUS: Final = (ActivationFunction.GELU, ActivationFunction.GELU_TANH)
+_GELUS: Final = (
+    ActivationFunction.GELU,
+    ActivationFunction.GELU_TANH,
+    ActivationFunction.QUICK_GELU,
+)
 _Colours = tuple[float, float, float]
 _HALF: Final = (0.5, 0.5, 0.5)
 _CLIP_MEAN: Final = (0.48145466, 0.4578275, 0.40821073)
@@ -103,13 +108,23 @@ def _processor_file(folder: Folder) -> JsonObject | None:
     return own or folder.json("preprocessor_config.json")
 
 
+def _activation(vision: JsonObject, known: tuple[ActivationFunction, ...]) -> ActivationFunction:
+    """Returns the activation of networks, which must be one of those that are known."""
+    key, default = "hidden_act", "gelu_pytorch_tanh"
+    if vision.get_str(key, default) == ActivationFunction.QUICK_GELU:  # no model of text has it
+        act = ActivationFunction.QUICK_GELU
+    else:
+        act = activation(vision, key, default)
+    if act not in known:
+        raise UnsupportedArchitecture(f"a tower with the activation {act}", known)
+    return act
+
+
 def _siglip(
     vision: JsonObject, name: str, processor: ProcessorConfig, embedding_size: int
 ) -> ModelConfig:
     """Reads a tower of the kind of SigLIP."""
-    act = activation(vision, "hidden_act", "gelu_pytorch_tanh")
-    if act not in _GELUS:
-        raise UnsupportedArchitecture(f"a tower with the activation {act}", ("GELU",))
+    act = _activation(vision, _GELUS)
     side = vision.get_positive("image_size") // processor.patch
     if processor.tile // processor.patch != side:
         raise vision.bad("image_size", f"tiles of its processor have {processor.tile} pixels")
@@ -189,11 +204,23 @@ def _qwen(
     )
 
 
+def _qwen2(config: JsonObject, vision: JsonObject, pictures: JsonObject) -> ProcessorConfig:
+    """Reads the processor of Qwen2-VL."""
+    # Its patches have no embedding of their place: a table for one place is as good as none.
+    return _qwen(config, vision.replaced({"num_position_embeddings": 1}), pictures, 14)
+
+
+def _qwen2_vision(vision: JsonObject) -> JsonObject:
+    """Returns what files say of Qwen2-VL's tower, in the words of those after it."""
+    size, ratio = vision.get_positive("embed_dim"), vision.get_positive("mlp_ratio")
+    out_size = vision.get_positive("hidden_size")
+    sizes = {"hidden_size": size, "out_hidden_size": out_size, "intermediate_size": ratio * size}
+    return vision.replaced(sizes)
+
+
 def _qwen25(config: JsonObject, vision: JsonObject, pictures: JsonObject) -> ProcessorConfig:
     """Reads the processor of Qwen2.5-VL, and the windows of its tower."""
-    # Its patches have no embedding of their place: a table for one place is as good as none.
-    plain = vision.replaced({"num_position_embeddings": 1})
-    processor, pixels = _qwen(config, plain, pictures, 14), vision.get_positive("window_size")
+    processor, pixels = _qwen2(config, vision, pictures), vision.get_positive("window_size")
     window = pixels // (processor.patch * processor.merge)
     if not window:
         raise vision.bad("window_size", f"{pixels} pixels are less than a row of embeddings has")
@@ -201,17 +228,19 @@ def _qwen25(config: JsonObject, vision: JsonObject, pictures: JsonObject) -> Pro
 
 
 def _qwen_tower(
-    vision: JsonObject, name: str, processor: ProcessorConfig, embedding_size: int
+    vision: JsonObject,
+    name: str,
+    processor: ProcessorConfig,
+    embedding_size: int,
+    architecture: str = "qwen3vl-tower",
 ) -> ModelConfig:
-    """Reads the tower of Qwen2.5-VL, Qwen3-VL and Qwen 3.5."""
+    """Reads the tower of any of Qwen's: without another name, that of Qwen3-VL and Qwen 3.5."""
     own = {"num_attention_heads": "num_heads", "num_hidden_layers": "depth"}
     vision = vision.replaced({ours: vision.get_positive(theirs) for ours, theirs in own.items()})
-    act = activation(vision, "hidden_act", "gelu_pytorch_tanh")
-    known = (ActivationFunction.SILU,) if processor.window else _GELUS
-    if act not in known:
-        raise UnsupportedArchitecture(f"a tower with the activation {act}", known)
+    act = _activation(vision, (ActivationFunction.SILU,) if processor.window else _GELUS)
     if (size := vision.get_positive("out_hidden_size")) != embedding_size:
-        raise vision.bad("out_hidden_size", f"{size}, and the model has {embedding_size}")
+        key = "hidden_size" if architecture == "qwen2vl-tower" else "out_hidden_size"
+        raise vision.bad(key, f"{size}, and the model has {embedding_size}")
     hidden_size = vision.get_positive("hidden_size")
     layer = replace(read_layer(vision), intermediate_size=vision.get_positive("intermediate_size"))
     if layer.key_dim % 4:
@@ -235,6 +264,7 @@ def _qwen_tower(
         name,
         processor,
         tuple(layers),
+        architecture=architecture,
         hidden_size=hidden_size,
         embedding_size=embedding_size,
         norm_eps=1e-6,
@@ -471,9 +501,27 @@ _QWEN3: Final = TowerType(
     placeholder_key="image_token_id",
     placeholder=151655,
 )
+_QWEN2: Final = TowerType(
+    processor=_qwen2,
+    tower=partial(_qwen_tower, architecture="qwen2vl-tower"),
+    defaults={
+        "depth": 32,
+        "embed_dim": 1280,
+        "hidden_size": 3584,
+        "hidden_act": "quick_gelu",
+        "mlp_ratio": 4,
+        "num_heads": 16,
+        "patch_size": 14,
+        "spatial_merge_size": 2,
+        "temporal_patch_size": 2,
+    },
+    placeholder_key="image_token_id",
+    placeholder=151655,
+    in_our_words=_qwen2_vision,
+)
 _QWEN25: Final = TowerType(
     processor=_qwen25,
-    tower=_qwen_tower,
+    tower=partial(_qwen_tower, architecture="qwen25vl-tower"),
     defaults={
         "depth": 32,
         "hidden_size": 3584,
@@ -545,6 +593,7 @@ TOWERS: Final[Mapping[str, TowerType]] = MappingProxyType(
         "internvl": _INTERNVL,
         "llava": _PIXTRAL,
         "mistral3": _MISTRAL3,
+        "qwen2_vl": _QWEN2,
         "qwen2_5_vl": _QWEN25,
         **dict.fromkeys(("qwen3_vl", "qwen3_vl_moe"), _QWEN3),
         "qwen3_5": _QWEN35,

@@ -183,27 +183,40 @@ INTERNVL: Final = NameTable(
 )
 """A tower of InternVL."""
 
-QWEN25: Final = replace(
+
+def _qwen_parts(*networks: tuple[str, str]) -> dict[str, tuple[str, ...]]:
+    """Returns the names of a layer of Qwen's whose networks have others."""
+    kept = {name: ours for name, ours in QWEN.parts.items() if "mlp" not in name}
+    return {**kept, **weights_and_biases(*networks)}
+
+
+QWEN2: Final = replace(
     QWEN,
     parts=MappingProxyType(
-        {
-            **{name: ours for name, ours in QWEN.parts.items() if "mlp" not in name},
-            **weights_and_biases(
-                ("mlp.gate_proj", "feed_forward.gate"),
-                ("mlp.up_proj", "feed_forward.up"),
-                ("mlp.down_proj", "feed_forward.down"),
-            ),
-        }
+        _qwen_parts(("mlp.fc1", "feed_forward.up"), ("mlp.fc2", "feed_forward.down"))
     ),
     model=MappingProxyType(
         {
             "patch_embed.proj.weight": "patches.matrix",
             "merger.ln_q.weight": "output_norm",
+            "merger.ln_q.bias": "output_norm_bias",
             "merger.mlp.0.weight": "projector.inner",
             "merger.mlp.0.bias": "projector.inner_bias",
             "merger.mlp.2.weight": "projector.matrix",
             "merger.mlp.2.bias": "projector.matrix_bias",
         }
+    ),
+)
+"""A tower of Qwen2-VL."""
+
+QWEN25: Final = replace(
+    QWEN2,
+    parts=MappingProxyType(
+        _qwen_parts(
+            ("mlp.gate_proj", "feed_forward.gate"),
+            ("mlp.up_proj", "feed_forward.up"),
+            ("mlp.down_proj", "feed_forward.down"),
+        )
     ),
 )
 """A tower of Qwen2.5-VL."""
@@ -218,6 +231,8 @@ def tower_names(config: ModelConfig) -> NameTable:
         return SIGLIP
     if config.architecture in PIXTRAL_TOWERS:
         return PIXTRAL
+    if config.architecture == "qwen2vl-tower":
+        return QWEN2
     if config.architecture == "qwen25vl-tower":
         return QWEN25
     if config.architecture == "internvl-tower":

@@ -62,7 +62,7 @@ PLACEHOLDERS: Final[Mapping[ProcessorKind, tuple[str, ...]]] = MappingProxyType(
 """The token that stands for a row, where a file does not say its id: the first that there is."""
 PIXTRAL_TOWERS: Final = frozenset({"pixtral", "pixtral-merging"})
 """The architectures of Pixtral's towers."""
-WITHOUT_PLACES: Final = PIXTRAL_TOWERS | {"qwen25vl-tower"}
+WITHOUT_PLACES: Final = PIXTRAL_TOWERS | {"qwen2vl-tower", "qwen25vl-tower"}
 """Those of towers without a table of positions."""
 
 
@@ -119,6 +119,7 @@ def qwen_tower_config(
     processor: ProcessorConfig,
     layers: tuple[LayerConfig, ...],
     *,
+    architecture: str,
     hidden_size: int,
     embedding_size: int,
     norm_eps: float,
@@ -131,6 +132,7 @@ def qwen_tower_config(
         name: For messages.
         processor: Prepares images for it; that of Qwen2.5-VL has windows.
         layers: Its layers; those with `merger_features` make rows for the first of the model's.
+        architecture: Its row of `FAMILIES`.
         hidden_size: Elements of its hidden states.
         embedding_size: The hidden size of the model beside it.
         norm_eps: Of its norms.
@@ -138,7 +140,7 @@ def qwen_tower_config(
         theta: Of the rotation of queries and keys by rows and columns.
     """
     return _tower_config(
-        "qwen25vl-tower" if processor.window else "qwen3vl-tower",
+        architecture,
         name,
         layers,
         hidden_size=hidden_size,
