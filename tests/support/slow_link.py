@@ -12,12 +12,14 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import socket
 import struct
 import subprocess
 import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -31,6 +33,8 @@ _IFF_NO_PI: Final = 0x1000
 _ADDRESSES: Final = slice(12, 20)  # of an IPv4 header: source, destination
 _IPV4: Final = 4
 _MAX_PACKET: Final = 65536
+_ETH_P_IP: Final = 0x0800
+_SO_RCVBUFFORCE: Final = 33
 
 
 def why_not() -> str | None:
@@ -46,6 +50,26 @@ def in_namespace(delay_ms: int, *command: str) -> str:
     """Runs a command there and returns its output; raises CalledProcessError if it fails."""
     link = ("unshare", "--net", sys.executable, "-m", "tests.support.slow_link", str(delay_ms))
     return subprocess.run([*link, *command], stdout=subprocess.PIPE, text=True, check=True).stdout
+
+
+def listener() -> socket.socket:
+    """Returns a socket that hears every packet of the link, and keeps some thousand of them."""
+    heard = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(_ETH_P_IP))
+    heard.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, 16 << 20)
+    heard.bind((_DEVICE, _ETH_P_IP))
+    heard.setblocking(False)
+    return heard
+
+
+def arrived(heard: socket.socket) -> Iterator[bytes]:
+    """The packets that have come over the link so far, each once."""
+    while True:
+        try:
+            packet, address = heard.recvfrom(_MAX_PACKET)
+        except BlockingIOError:
+            return
+        if address[2] != socket.PACKET_OUTGOING:  # it has been on its way for a while
+            yield packet
 
 
 def reflect(device: int, delay_s: float) -> None:
@@ -87,6 +111,8 @@ def main() -> None:
         ("link", "set", "lo", "up"),
     ):
         subprocess.run(["ip", *arguments], check=True)
+    # Else small packets that the device has not taken yet become one, whatever the server wishes.
+    Path("/proc/sys/net/ipv4/tcp_autocorking").write_text("0", encoding="ascii")
     delay_s = int(delay_ms) / 1000
     threading.Thread(target=reflect, args=(device, delay_s), daemon=True).start()
     raise SystemExit(subprocess.run(command, cwd=Path.cwd(), check=False).returncode)
