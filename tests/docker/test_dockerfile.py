@@ -13,7 +13,7 @@ import pytest
 from tests.api.live import live_server
 from tests.docker.chroot_build import DOCKERFILE, ROOT, Stage, read_stages
 from tests.docker.files import DOCKER, SETTINGS
-from tests.support.server import LiveServer, free_port
+from tests.support.server import LiveServer, port_of, reserved_port
 
 
 @pytest.fixture(scope="module")
@@ -90,4 +90,5 @@ def test_the_health_check_needs_no_key(server: LiveServer) -> None:
 
 
 def test_the_health_check_fails_without_a_server() -> None:
-    assert check_health(free_port()) != 0
+    with reserved_port() as reserved:
+        assert check_health(port_of(reserved)) != 0

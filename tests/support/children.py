@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 ENGINE = "rocmforge.engine.process"
@@ -9,8 +10,16 @@ RANK = "rocmforge_hip.parallel.worker"
 
 
 def children(pid: int, module: str) -> list[int]:
-    """The children of a process that run this module."""
-    files = Path(f"/proc/{pid}/task").glob("*/children")
-    pids = [int(child) for file in files for child in file.read_text().split()]
-    lines = {child: Path(f"/proc/{child}/cmdline").read_bytes() for child in pids}
-    return [child for child, line in lines.items() if module.encode() in line]
+    """The children of a process that run this module; threads and children may end meanwhile."""
+    pids: list[int] = []
+    for file in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(FileNotFoundError, ProcessLookupError):
+            pids += map(int, file.read_text().split())
+    return [child for child in pids if module.encode() in _command_line(child)]
+
+
+def _command_line(pid: int) -> bytes:
+    """Nothing of a process that has ended."""
+    with suppress(FileNotFoundError, ProcessLookupError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    return b""

@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tests.support.server import ROOT, free_port
+from tests.support.server import ROOT, port_of, reserved_port
 
 CPUS = 4  # that Ray counts with, whatever there are; it starts as many idle workers
 START_S = 240.0
@@ -108,7 +108,8 @@ class RayCluster:
 @contextlib.contextmanager
 def ray_cluster(folder: Path, cpus: int = CPUS) -> Iterator[RayCluster]:
     """Starts a cluster, and ends all its processes."""
-    port, log = free_port(), folder / "ray.log"
+    reserved, log = reserved_port(), folder / "ray.log"
+    port = port_of(reserved)
     command = [sys.executable, "-m", "tests.support.ray_cluster", str(port), str(cpus)]
     environment = {
         **os.environ,
@@ -136,7 +137,7 @@ def ray_cluster(folder: Path, cpus: int = CPUS) -> Iterator[RayCluster]:
         cluster.ask(do="nothing")
         yield cluster
     finally:
-        with program:  # closes its pipes
+        with reserved, program:  # closes its pipes
             assert program.stdin is not None
             program.stdin.close()
             try:

@@ -15,16 +15,28 @@ from typing import Self
 import httpx
 
 ROOT = Path(__file__).parents[2]
-START_S = 60.0
+START_S = 120.0  # for what takes a few seconds on an idle machine
+PATIENCE_S = 60.0
 POLL_S = 0.05
 
 
-def free_port() -> int:
-    """A port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+def reserved_port() -> socket.socket:
+    """Returns a socket that keeps a port for a server until it is closed.
+
+    Nobody listens on it. The kernel gives its port to nobody who asks for any, and lets those bind
+    it who ask for it by number and with SO_REUSEADDR, as servers do. A port that was only free a
+    moment ago may be another's before the server is there.
+    """
+    holder = socket.socket()
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    holder.bind(("127.0.0.1", 0))
+    return holder
+
+
+def port_of(holder: socket.socket) -> int:
+    """The port that a socket is bound to."""
+    port: int = holder.getsockname()[1]
+    return port
 
 
 class LiveServer:
@@ -37,7 +49,8 @@ class LiveServer:
     """
 
     def __init__(self, command: Sequence[str], log: Path, *, wait_for: str = "/ready") -> None:
-        self.port = free_port()
+        self._reserved = reserved_port()
+        self.port = port_of(self._reserved)
         self.url = f"http://127.0.0.1:{self.port}"
         self._command = [sys.executable, *(part.format(port=self.port) for part in command)]
         self._log = log
@@ -45,13 +58,14 @@ class LiveServer:
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
-        with self._log.open("wb") as log:
-            self._process = subprocess.Popen(self._command, cwd=ROOT, stdout=log, stderr=log)
-        try:
-            self._wait()
-        except BaseException:
-            self.kill()
-            raise
+        with self._reserved:
+            with self._log.open("wb") as log:
+                self._process = subprocess.Popen(self._command, cwd=ROOT, stdout=log, stderr=log)
+            try:
+                self._wait()
+            except BaseException:
+                self.kill()
+                raise
         return self
 
     def __exit__(
@@ -79,13 +93,13 @@ class LiveServer:
 
         httpx would read the certificates of the world first, 22 ms of processor time each time.
         """
-        return httpx.get(self.url + path, verify=False)
+        return httpx.get(self.url + path, verify=False, timeout=PATIENCE_S)
 
     def is_ready(self) -> bool:
         """Whether it answers as it should."""
         return self.get(self._wait_for).status_code == 200
 
-    def stop(self, timeout_s: float = 30.0) -> int:
+    def stop(self, timeout_s: float = PATIENCE_S) -> int:
         """Sends SIGTERM and returns the exit status."""
         self.process.send_signal(signal.SIGTERM)
         try:
