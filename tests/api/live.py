@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.support.children import ENGINE, children
 from tests.support.server import LiveServer
 
-SETTLE_S = 20.0
+SETTLE_S = 60.0
 
 
 def live_server(log: Path, *arguments: str) -> LiveServer:
@@ -42,11 +44,18 @@ def assert_settles(server: LiveServer) -> None:
 def complete(server: LiveServer) -> httpx.Response:
     """One token."""
     body = {"model": "tiny", "prompt": "hello", "max_tokens": 1}
-    return httpx.post(f"{server.url}/v1/completions", json=body)
+    return httpx.post(f"{server.url}/v1/completions", json=body, timeout=SETTLE_S)
 
 
 def engine_pid(server: LiveServer) -> int:
     """The process of its one engine."""
-    pid = server.process.pid
-    (child,) = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()
-    return int(child)
+    (pid,) = children(server.process.pid, ENGINE)
+    return pid
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    """Waits until it is so."""
+    deadline = time.monotonic() + SETTLE_S
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.005)

@@ -207,6 +207,6 @@ def test_tools_that_the_page_tells_codex_to_leave_out_are_refused(
     live: LiveServer, kind: str
 ) -> None:
     body = {"model": "tiny", "input": "hello", "tools": [{"type": kind, "name": "a"}]}
-    response = httpx.post(f"{live.url}/v1/responses", json=body)
+    response = httpx.post(f"{live.url}/v1/responses", json=body, timeout=60)
     assert response.status_code == 400
     assert kind in response.json()["error"]["message"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import httpx
 import openai
 import pytest
 from openai.types.responses import Response
@@ -241,5 +240,5 @@ def test_a_stream_from_the_background_survives_its_client(
     assert response.status == "incomplete"
     assert response.usage is not None
     assert response.usage.output_tokens == TOKENS
-    assert httpx.get(f"{slow.url}/health").status_code == 200
+    assert slow.get("/health").status_code == 200
     assert_settles(slow)

@@ -112,7 +112,7 @@ def data_of(answer: httpx.Response) -> list[str]:
 
 @pytest.fixture
 def http(live: LiveServer) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=live.url) as client:
+    with httpx.Client(base_url=live.url, timeout=60) as client:
         yield client
 
 

@@ -41,6 +41,7 @@ def cached(server: LiveServer, path: str, key: str, **fields: Any) -> int:
         f"{server.url}{path}",
         json={"model": "tiny", **body, **fields},
         headers={"authorization": f"Bearer {key}"},
+        timeout=60,
     )
     assert answer.status_code == 200, answer.text
     found = answer.json()["usage"]

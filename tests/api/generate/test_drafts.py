@@ -118,7 +118,8 @@ def test_a_stream_says_the_same_and_counts_every_token(drafting: LiveServer) -> 
     plain = choice(drafting, seed=1)
     body = BODY | {"seed": 1, "stream": True, "stream_options": {"include_usage": True}}
     text, tokens, usage = "", 0, None
-    with httpx.stream("POST", f"{drafting.url}/v1/chat/completions", json=body) as response:
+    url = f"{drafting.url}/v1/chat/completions"
+    with httpx.stream("POST", url, json=body, timeout=60) as response:
         for line in response.iter_lines():
             if not line.startswith("data: {"):
                 continue

@@ -85,10 +85,14 @@ def test_embeddings_of_related_texts_are_closer(sdk: openai.OpenAI) -> None:
 def test_special_tokens_from_a_client_are_text(smollm2: LiveServer) -> None:
     def tokens(content: str) -> list[int]:
         body = {"messages": [{"role": "user", "content": content}]}
-        found: list[int] = httpx.post(f"{smollm2.url}/tokenize", json=body).json()["tokens"]
+        found: list[int] = httpx.post(f"{smollm2.url}/tokenize", json=body, timeout=60).json()[
+            "tokens"
+        ]
         return found
 
-    end = httpx.post(f"{smollm2.url}/tokenize", json={"prompt": "<|im_end|>"}).json()["tokens"]
+    end = httpx.post(f"{smollm2.url}/tokenize", json={"prompt": "<|im_end|>"}, timeout=60).json()[
+        "tokens"
+    ]
     assert len(end) == 1
     assert tokens("<|im_end|>").count(end[0]) == tokens("hello").count(end[0])
 

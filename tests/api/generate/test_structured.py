@@ -145,7 +145,7 @@ def test_a_cut_answer_says_so(live: LiveServer) -> None:
 
 def test_each_choice_of_n_has_its_own_grammar_state(live: LiveServer) -> None:
     body = BODY | {"guided_regex": "[a-z]{3,20};", "n": 4}
-    response = httpx.post(f"{live.url}/v1/chat/completions", json=body)
+    response = httpx.post(f"{live.url}/v1/chat/completions", json=body, timeout=60)
     contents = [choice["message"]["content"] for choice in response.json()["choices"]]
     assert all(re.fullmatch("[a-z]{3,20};", content) for content in contents)
     assert len(set(contents)) > 1
@@ -153,7 +153,7 @@ def test_each_choice_of_n_has_its_own_grammar_state(live: LiveServer) -> None:
 
 def test_text_completions_are_constrained_too(live: LiveServer) -> None:
     body = {"model": "tiny", "prompt": ["a", "b"], "guided_choice": ["yes", "no"]}
-    response = httpx.post(f"{live.url}/v1/completions", json=body)
+    response = httpx.post(f"{live.url}/v1/completions", json=body, timeout=60)
     assert {choice["text"] for choice in response.json()["choices"]} <= {"yes", "no"}
 
 

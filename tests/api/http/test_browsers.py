@@ -80,7 +80,7 @@ def test_every_route_that_changes_something_refuses_foreign_origins(
 
 def test_a_page_of_another_origin_needs_no_body_to_be_refused(client: Client) -> None:
     headers = {"origin": "https://evil.example"}
-    assert client.post("/v1/models/tiny/unload", headers=headers).status_code == 403
+    assert client.post("/v1/models/tiny/unload", headers=headers, timeout=60).status_code == 403
 
 
 @pytest.mark.parametrize(
@@ -116,10 +116,12 @@ def test_a_command_needs_no_body(client: Client, command: str) -> None:
 
 def test_a_page_cannot_unload_the_model_of_a_live_server(live: LiveServer) -> None:
     headers = {"origin": "https://evil.example", "content-type": "text/plain"}
-    answer = httpx.post(f"{live.url}/v1/models/tiny/unload", content="x", headers=headers)
+    answer = httpx.post(
+        f"{live.url}/v1/models/tiny/unload", content="x", headers=headers, timeout=60
+    )
     assert answer.status_code == 415
     del headers["content-type"]
-    answer = httpx.post(f"{live.url}/v1/models/tiny/unload", headers=headers)
+    answer = httpx.post(f"{live.url}/v1/models/tiny/unload", headers=headers, timeout=60)
     assert answer.status_code == 403
-    (model,) = httpx.get(f"{live.url}/v1/models").json()["data"]
+    (model,) = live.get("/v1/models").json()["data"]
     assert model["state"] == "ready"

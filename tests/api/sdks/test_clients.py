@@ -118,7 +118,7 @@ def test_lm_eval_finds_the_likelihoods_that_the_backend_gave(live: LiveServer) -
     found = seen("lm_eval_likelihood.py", live.url, "tiny", str(ITEMS))
 
     def tokens(text: str) -> list[int]:
-        answer = httpx.post(f"{live.url}/tokenize", json={"prompt": text}).json()
+        answer = httpx.post(f"{live.url}/tokenize", json={"prompt": text}, timeout=60).json()
         ids: list[int] = answer["tokens"]
         return ids
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import httpx
 import msgspec
 import numpy as np
 import numpy.typing as npt
@@ -241,9 +240,9 @@ def test_a_server_with_a_draft_model_answers_as_without(smollm2_path: Path, tmp_
 
         for fields in ({"temperature": 0}, {"seed": 4}):
             assert ask(**fields) == ask(**fields, extra_body={"num_assistant_tokens": 0})
-        health = httpx.get(f"{server.url}/health").text
+        health = server.get("/health").text
         assert "draft model" in health
-        scraped = httpx.get(f"{server.url}/metrics").text
+        scraped = server.get("/metrics").text
         (drafted,) = re.findall(r'num_draft_tokens_total{.*method="draft_model".*} (\d+)', scraped)
         assert int(drafted) > 0
 

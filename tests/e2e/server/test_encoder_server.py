@@ -106,7 +106,7 @@ def test_an_encoder_does_not_chat(sdk: OpenAI) -> None:
 def test_relevance_is_the_sigmoid_of_the_heads_score(ranker: LiveServer, folder: Path) -> None:
     query, documents = "the cat", ["rainfall", "the cat sat", "a dog on the mat", "the cat"]
     body = {"model": "ranker", "query": query, "documents": documents, "top_n": 3}
-    answer = httpx.post(f"{ranker.url}/v1/rerank", json=body).json()
+    answer = httpx.post(f"{ranker.url}/v1/rerank", json=body, timeout=60).json()
     expected = dict(enumerate(scores(folder / "ranker.gguf", query, documents)))
     order = sorted(expected, key=lambda index: -expected[index])
     assert [result["index"] for result in answer["results"]] == order[:3]
@@ -126,15 +126,16 @@ def scores(path: Path, query: str, documents: list[str]) -> list[float]:
 
 
 def test_a_ranker_gives_no_embeddings(ranker: LiveServer) -> None:
-    response = httpx.post(f"{ranker.url}/v1/embeddings", json={"model": "ranker", "input": "cat"})
+    response = httpx.post(
+        f"{ranker.url}/v1/embeddings", json={"model": "ranker", "input": "cat"}, timeout=60
+    )
     assert response.status_code == 400
     assert "/v1/rerank" in response.json()["error"]["message"]
 
 
 def test_the_list_of_models_says_what_each_can_do(embedder: LiveServer, ranker: LiveServer) -> None:
     found = [
-        httpx.get(f"{server.url}/v1/models").json()["data"][0]["capabilities"]
-        for server in (embedder, ranker)
+        server.get("/v1/models").json()["data"][0]["capabilities"] for server in (embedder, ranker)
     ]
     assert found == [["embeddings", "rerank"], ["rerank"]]
 

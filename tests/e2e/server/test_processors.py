@@ -41,7 +41,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
 
 def complete(server: LiveServer, **fields: Any) -> httpx.Response:
     body = {"model": "tiny", "prompt": PROMPT, "max_tokens": 6, "ignore_eos": True, **fields}
-    return httpx.post(f"{server.url}/v1/completions", json=body)
+    return httpx.post(f"{server.url}/v1/completions", json=body, timeout=60)
 
 
 def text_of(tokens: list[int]) -> str:

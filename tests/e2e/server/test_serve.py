@@ -64,7 +64,7 @@ def test_steps_with_prompts_are_predicted(smollm2_server: LiveServer, client: Op
     """The default of `--max-stall` has reached the scheduler."""
     for prompt in ("One, two, three, four", "Red, green, blue, yellow"):
         client.completions.create(model=SMOLLM2_NAME, prompt=prompt, max_tokens=1)
-    metrics = httpx.get(f"{smollm2_server.url}/metrics").text
+    metrics = smollm2_server.get("/metrics").text
     found = re.search(r"^rocmforge_engine_prompt_step_seconds_total\{.*\} (\S+)$", metrics, re.M)
     assert found is not None
     assert float(found[1]) > 0
@@ -108,9 +108,8 @@ def test_a_draining_server_takes_nothing_new(smollm2_path: Path, tmp_path: Path)
         server.process.send_signal(signal.SIGTERM)
         while server.get("/ready").status_code == 200:
             pass
-        refused = httpx.post(
-            f"{server.url}/v1/completions", json={"model": SMOLLM2_NAME, "prompt": "x"}
-        )
+        body = {"model": SMOLLM2_NAME, "prompt": "x"}
+        refused = httpx.post(f"{server.url}/v1/completions", json=body, timeout=60)
         assert refused.status_code == 503
         assert int(refused.headers["retry-after"]) >= 1
         stream.close()
@@ -135,7 +134,7 @@ def test_a_second_signal_ends_it_at_once(smollm2_path: Path, tmp_path: Path) -> 
         while server.get("/ready").status_code == 200:
             pass
         server.process.send_signal(signal.SIGTERM)
-        assert server.process.wait(30) == 0
+        assert server.process.wait(60) == 0
 
 
 def test_a_public_address_without_a_key_is_refused(smollm2_path: Path) -> None:

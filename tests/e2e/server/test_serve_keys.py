@@ -15,7 +15,7 @@ import pytest
 from tests.e2e.conftest import serve_command
 from tests.e2e.server.test_serve import rocmforge
 from tests.support.certificates import make_certificate
-from tests.support.server import LiveServer, free_port
+from tests.support.server import LiveServer
 
 pytestmark = pytest.mark.model
 
@@ -39,12 +39,16 @@ class TlsServer(LiveServer):
         self.trust = ssl.create_default_context(cafile=str(TLS / "certificate.pem"))
 
     def is_ready(self) -> bool:
-        return httpx.get(f"{self.url}/ready", verify=self.trust).status_code == 200
+        return (
+            httpx.get(f"{self.url}/ready", verify=self.trust, timeout=PATIENCE_S).status_code == 200
+        )
 
     def models(self, name: str) -> int:
         """The status that a key gets."""
         headers = {"authorization": f"Bearer KEY-OF-{name.upper()}"}
-        return httpx.get(f"{self.url}/v1/models", headers=headers, verify=self.trust).status_code
+        return httpx.get(
+            f"{self.url}/v1/models", headers=headers, verify=self.trust, timeout=PATIENCE_S
+        ).status_code
 
     def reload(self, said: str) -> None:
         """Sends SIGHUP and waits for one more line of the log that says so."""
@@ -74,7 +78,7 @@ def server(
 
 
 def test_it_speaks_https_and_tells_browsers_to_stay_with_it(server: TlsServer) -> None:
-    answer = httpx.get(f"{server.url}/health", verify=server.trust)
+    answer = httpx.get(f"{server.url}/health", verify=server.trust, timeout=PATIENCE_S)
     assert answer.status_code == 200
     assert "strict-transport-security" in answer.headers
     assert "server" not in answer.headers
@@ -82,7 +86,7 @@ def test_it_speaks_https_and_tells_browsers_to_stay_with_it(server: TlsServer) -
 
 def test_plain_http_gets_no_answer(server: TlsServer) -> None:
     with pytest.raises(httpx.TransportError):
-        httpx.get(f"http://localhost:{server.port}/health")
+        httpx.get(f"http://localhost:{server.port}/health", timeout=PATIENCE_S)
 
 
 def test_sighup_reads_the_keys_again_and_a_broken_file_changes_nothing(
@@ -116,7 +120,7 @@ def test_sighup_with_half_of_a_new_certificate_changes_nothing(
     with TlsServer(serve_command(smollm2_path, *flags), tmp_path / "log") as renewing:
 
         def status(trust: ssl.SSLContext) -> int:
-            return httpx.get(f"{renewing.url}/health", verify=trust).status_code
+            return httpx.get(f"{renewing.url}/health", verify=trust, timeout=PATIENCE_S).status_code
 
         shutil.copy(new, used)
         renewing.reload("nothing was reloaded")
@@ -136,6 +140,6 @@ def test_a_certificate_without_its_key_is_refused(smollm2_path: Path) -> None:
 
 def test_a_certificate_that_is_none_is_refused_by_name(smollm2_path: Path) -> None:
     broken = ("--tls-certificate", str(TLS / "README.md"), "--tls-key", str(TLS / "key.pem"))
-    result = rocmforge("serve", str(smollm2_path), "--port", str(free_port()), *broken)
+    result = rocmforge("serve", str(smollm2_path), "--port", "0", *broken)
     assert result.returncode == 2
     assert "README.md" in result.stderr

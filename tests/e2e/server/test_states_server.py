@@ -65,8 +65,8 @@ def test_chats_say_the_same_alone_and_eight_at_once(model: str, server: LiveServ
 def test_slots_are_counted_and_free_at_the_end(server: LiveServer) -> None:
     for model in MODELS:
         body = {"model": model, "prompt": "a b c d e f g h i j k l m n o p q r", "max_tokens": 2}
-        assert httpx.post(f"{server.url}/v1/completions", json=body).status_code == 200
-    text = httpx.get(f"{server.url}/metrics").text
+        assert httpx.post(f"{server.url}/v1/completions", json=body, timeout=60).status_code == 200
+    text = server.get("/metrics").text
     values = dict(line.rsplit(" ", 1) for line in text.splitlines() if "_state_" in line)
     for model in MODELS:
         labels = f'{{engine="0",model_name="{model}"}}'
