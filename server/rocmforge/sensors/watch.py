@@ -173,8 +173,8 @@ class DeviceWatch:
                 log.problem,
             )
         while not self._has_ended:
-            self._news.clear()
-            with self._seen:
+            with self._seen:  # or this look would be followed by one for those it serves already
+                self._news.clear()
                 self._begun += 1
             wanted = self._wanted
             self._look(wanted, log)

@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.api.live import assert_settles, engine_pid, live_server, metric
+from tests.api.live import assert_settles, engine_pid, live_server, metric, until
 from tests.support.server import LiveServer
 
 pytestmark = pytest.mark.slow
@@ -42,6 +42,7 @@ REQUESTS: dict[str, dict[str, Any]] = {
     },
 }
 KILLS = (4, 20)  # after so many events
+RESTARTS = "rocmforge_engine_restarts_total"
 
 
 @pytest.fixture(scope="module")
@@ -74,6 +75,12 @@ def deltas(server: LiveServer, fields: dict[str, Any], on_event: Callable[[int],
     return found
 
 
+def progress(server: LiveServer) -> float:
+    """A number that grows with each step of the engine, and with each request that has ended."""
+    ended = "rocmforge_e2e_request_latency_seconds_count"
+    return metric(server, "rocmforge_engine_steps_total") + metric(server, ended)
+
+
 def answer(choices: Any) -> dict[str, Any]:
     """What the chunks add up to."""
     calls = [call for choice in choices for call in choice["delta"].get("tool_calls", ())]
@@ -89,14 +96,21 @@ def answer(choices: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("kind", REQUESTS)
 def test_an_answer_goes_on_where_it_was_twice(server: LiveServer, kind: str) -> None:
     undisturbed = answer(deltas(server, REQUESTS[kind], lambda count: None))
-    restarts = metric(server, "rocmforge_engine_restarts_total")
+    restarts, seen = metric(server, RESTARTS), [progress(server)]
 
     def kill(count: int) -> None:
-        if count in KILLS:
-            os.kill(engine_pid(server), signal.SIGKILL)
+        if count not in KILLS:
+            return
+        # What is read here may have been sent long ago. A new engine that is killed before it gets
+        # on takes its requests along, and one that has answered them has nothing to continue.
+        until(lambda: progress(server) > seen[-1], "the engine does not get on")
+        os.kill(engine_pid(server), signal.SIGKILL)
+        deaths = restarts + KILLS.index(count) + 1
+        until(lambda: metric(server, RESTARTS) == deaths, "the kill went unnoticed")
+        seen.append(progress(server))
 
     assert answer(deltas(server, REQUESTS[kind], kill)) == undisturbed
-    assert metric(server, "rocmforge_engine_restarts_total") == restarts + len(KILLS)
+    assert metric(server, RESTARTS) == restarts + len(KILLS)
     assert_settles(server)
 
 

@@ -202,23 +202,34 @@ def test_a_host_that_takes_its_time_is_left(write: Write) -> None:
     started = time.monotonic()
     with pytest.raises(InvalidParameter, match=r"a\.test takes more than 0\.5 s"):
         fetched(Host(write), "http://a.test:{port}/", "a.test:{port}=127.0.0.1", seconds=0.5)
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < 30
 
 
-async def _is_slow(writer: asyncio.StreamWriter) -> None:
-    await asyncio.sleep(0.5)
-    writer.write(answer())
+def all_come(seconds: float) -> bool:
+    """Whether one host is waited for four times in turn, which takes longer than it may each time.
 
+    It takes a little more than a quarter of that.
+    """
 
-def test_waiting_for_others_is_not_held_against_a_host() -> None:
+    async def is_slow(writer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(seconds / 3.8)
+        writer.write(answer())
+
     async def run() -> list[bytes]:
-        async with Host(_is_slow).running() as port:
+        async with Host(is_slow).running() as port:
             hosts = AllowedHosts([f"a.test:{port}=127.0.0.1"])
-            fetcher = Fetcher(hosts, FetchLimits(seconds=1.9, at_once=1))
+            fetcher = Fetcher(hosts, FetchLimits(seconds=seconds, at_once=1))
             address = f"http://a.test:{port}/"
             return [*await asyncio.gather(*(fetcher.fetch(address) for _ in range(4)))]
 
-    assert asyncio.run(run()) == [FILE] * 4
+    try:
+        return asyncio.run(run()) == [FILE] * 4
+    except InvalidParameter:
+        return False
+
+
+def test_waiting_for_others_is_not_held_against_a_host() -> None:
+    assert any(map(all_come, (1.9, 7.6, 30.4))), "on a busy machine, a host needs more time"
 
 
 async def _never_ends(writer: asyncio.StreamWriter) -> None:

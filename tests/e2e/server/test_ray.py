@@ -32,6 +32,7 @@ STREAMS = 32
 NAME = "tiny"
 REPLICA = {"num_replicas": 2, "ray_actor_options": {"num_cpus": 0.5, "num_gpus": 0}}
 PATIENCE_S = 60.0
+ATTEMPTS = 5
 
 
 class Collector(ThreadingHTTPServer):
@@ -140,11 +141,14 @@ def wait_for(cluster: RayCluster, pattern: str) -> re.Match[str]:
 
 
 def test_a_stream_arrives_while_it_is_made(cluster: RayCluster) -> None:
-    seen = follow(cluster.url, body("Tell me", 50))
-    assert seen.is_done
     gap_s = 0.02  # of a step
-    assert seen.times[-1] - seen.times[0] > 25 * gap_s
-    assert len({round(at, 2) for at in seen.times}) > 10
+    for _ in range(ATTEMPTS):  # a client that a busy machine keeps waiting finds more at once
+        seen = follow(cluster.url, body("Tell me", 50))
+        assert seen.is_done
+        takes_its_time = seen.times[-1] - seen.times[0] > 25 * gap_s
+        if takes_its_time and len({round(at, 2) for at in seen.times}) > 10:
+            return
+    raise AssertionError(f"texts came at {seen.times}")
 
 
 def test_a_request_has_one_id_for_client_and_logs(cluster: RayCluster) -> None:
@@ -192,8 +196,9 @@ def test_a_stored_response_is_found_wherever_it_is(cluster: RayCluster) -> None:
     request = {"model": NAME, "input": "Hello", "max_output_tokens": 16}
     first = post(cluster, "/v1/responses", json=request).json()
     assert first["id"].startswith("resp_")
+    url = f"{cluster.url}/v1/responses/{first['id']}"
     for _ in range(6):
-        again = httpx.get(f"{cluster.url}/v1/responses/{first['id']}", verify=False)
+        again = httpx.get(url, verify=False, timeout=PATIENCE_S)
         assert again.status_code == 200
     next_ = post(cluster, "/v1/responses", json={**request, "previous_response_id": first["id"]})
     assert next_.status_code == 200, next_.text
@@ -201,9 +206,8 @@ def test_a_stored_response_is_found_wherever_it_is(cluster: RayCluster) -> None:
 
 def test_who_leaves_ends_the_generation(cluster: RayCluster) -> None:
     request = {**body("Go on", 2000), "stream": True}
-    with httpx.stream(
-        "POST", f"{cluster.url}/v1/completions", json=request, headers={"x-request-id": "gone-1"}
-    ) as response:
+    headers, url = {"x-request-id": "gone-1"}, f"{cluster.url}/v1/completions"
+    with httpx.stream("POST", url, json=request, headers=headers, timeout=PATIENCE_S) as response:
         next(response.iter_lines())
     ended = wait_for(cluster, r'.*completions .*: (\S+), .* \+ (\d+) tokens.*given_id="gone-1"')
     assert int(ended[2]) < 1000

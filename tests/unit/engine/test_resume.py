@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from rocmforge.engine.ipc.params import (
     TokenEvent,
 )
 from rocmforge.engine.ipc.status import EngineState
+from rocmforge.errors import EngineDied
 from tests.data.models.tiny_models import by_name, write_model
 from tests.support.fake_backend import FakeConfig, continuation
 from tests.unit.engine.client import test_client as live
@@ -140,16 +142,19 @@ def test_streams_survive_a_killed_process() -> None:
 
 
 @pytest.mark.parametrize(
-    ("loads", "restarts"), [("serve die die serve", 3), ("serve hang serve", 2)]
+    ("loads", "restarts", "timeouts_s"),
+    [("serve die die serve", 3, (600.0,)), ("serve hang serve", 2, (3.75, 20.0))],
 )
 def test_streams_survive_processes_that_die_or_hang_while_they_load(
-    loads: str, restarts: int, tmp_path: Path
+    loads: str, restarts: int, timeouts_s: tuple[float, ...], tmp_path: Path
 ) -> None:
     model = write_model(by_name("llama"), tmp_path)
-    model.with_suffix(".told").write_text(loads, encoding="ascii")
-    chosen = replace(live.config("create_told_how_to_load"), model=model, load_timeout_s=3.75)
 
-    async def test() -> None:
+    async def test(timeout_s: float) -> None:
+        model.with_suffix(".told").write_text(loads, encoding="ascii")
+        chosen = replace(
+            live.config("create_told_how_to_load"), model=model, load_timeout_s=timeout_s
+        )
         async with live.Engine(replace(chosen, resume=True)) as engine:
             handle = live.submit(engine, 12, PROMPT)
             events = list(await handle.next())
@@ -159,7 +164,10 @@ def test_streams_survive_processes_that_die_or_hang_while_they_load(
             assert live.tokens(events) == continuation(PROMPT, 12)
             assert engine.status.restarts == restarts
 
-    live.run(test())
+    for timeout_s in timeouts_s[:-1]:
+        with suppress(AssertionError, EngineDied):  # a busy machine loads no faster than it hangs
+            return live.run(test(timeout_s))
+    return live.run(test(timeouts_s[-1]))
 
 
 def test_a_request_the_engine_dies_of_twice_gets_an_error() -> None:

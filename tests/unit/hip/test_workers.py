@@ -14,7 +14,7 @@ from rocmforge_hip.parallel.messages import Order
 from rocmforge_hip.parallel.processes import RankFailed, Workers
 from tests.support.children import RANK, children
 
-LONG_S = 20.0
+LONG_S = 60.0
 
 
 class _Group:

@@ -17,7 +17,7 @@ from rocmforge.sensors.throttling import Throttle
 from rocmforge.sensors.watch import DeviceWatch
 from tests.support.device_tree import GIB, DeviceTree
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 @pytest.fixture
@@ -217,7 +217,7 @@ def test_a_driver_that_hangs_keeps_only_the_thread_waiting(tmp_path: Path) -> No
     watch.look_soon(0.05)
     assert stuck.wait(PATIENCE_S)
     watch.stop()
-    assert time.monotonic() - began < 5.0
+    assert time.monotonic() - began < PATIENCE_S / 2
     assert watch.sight.readings[tree.device].at == seen, "what is known grows old"
     let_go.set()
 

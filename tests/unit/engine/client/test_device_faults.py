@@ -31,7 +31,7 @@ from tests.unit.engine.client.test_client import PROMPT, config, read, run, subm
 
 pytestmark = pytest.mark.slow
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 class Engines:
@@ -57,6 +57,8 @@ async def watched(
 ) -> AsyncIterator[Engines]:
     """A loaded model on a device that is looked after, but only when a test says so."""
     watch = DeviceWatch(tree.root, interval_s=3600.0, pid=os.getpid())
+    patch = pytest.MonkeyPatch()
+    patch.setattr(supervisor, "_WITNESS_S", PATIENCE_S)
     chosen = replace(config("create_watched"), name="tiny", resume=resume, restart_limit=limit)
     entry = FleetEntry("m", lambda totals: AsyncEngine(chosen, totals, watch=watch))
     fleet = Fleet([make_model(entry=entry)], watch=watch)
@@ -66,6 +68,7 @@ async def watched(
         yield Engines(fleet)
     finally:
         await fleet.stop()
+        patch.undo()
 
 
 @pytest.mark.parametrize(
@@ -85,6 +88,8 @@ def test_an_engine_is_replaced_when_the_kernel_resets_or_loses_its_device_though
         async with watched(tree, resume=True) as world:
             handle, before = submit(world.engine, 30), world.engine.pid
             events = list(await handle.next())
+            assert before is not None
+            os.kill(before, signal.SIGSTOP)  # or it is through before anybody has looked
             tree.say(words)
             await asyncio.to_thread(world.fleet.watch.look_soon, PATIENCE_S)
             events += await read(handle)
