@@ -18,7 +18,14 @@ from rocmforge.errors import BadAdapter, BadGguf, UnsupportedTensor
 from rocmforge.gguf.names import NAMES
 from rocmforge.gguf.reader import GgufFile, open_gguf
 from rocmforge.models.config import ModelConfig
-from rocmforge.models.lora import ADAPTABLE, Adapter, AdapterSpec, LowRankPair, fit_adapter
+from rocmforge.models.lora import (
+    ADAPTABLE,
+    Adapter,
+    AdapterSpec,
+    LowRankPair,
+    fit_adapter,
+    pair_tensors,
+)
 
 _A: Final = ".lora_a"
 _B: Final = ".lora_b"
@@ -82,15 +89,8 @@ class _Pairs:
         }
 
     def read(self, tensors: Mapping[str, Tensor]) -> list[LowRankPair]:
-        targets = {name: self._target(name) for name in tensors}
-        if not targets:
-            raise BadAdapter(self._spec.path, "it has no tensors")
         changes = []
-        for target in dict.fromkeys(targets.values()):
-            for suffix in (_A, _B):
-                if target + suffix not in tensors:
-                    raise self._bad(target + suffix, "it is missing")
-            a, b = tensors[target + _A], tensors[target + _B]
+        for target, a, b in pair_tensors(self._spec, tensors, (_A, _B), self._target):
             scale = self._alpha / a.shape[0] if self._alpha else 1.0
             changes.append(LowRankPair(self._weights[target], a, b, scale))
         return changes

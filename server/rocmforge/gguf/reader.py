@@ -18,9 +18,9 @@ from pathlib import Path
 from types import MappingProxyType
 
 import numpy as np
-import numpy.typing as npt
 from gguf.constants import Keys
 
+from rocmforge.checkpoint.locator import Locator
 from rocmforge.checkpoint.tensor import Tensor
 from rocmforge.errors import BadGguf, ModelFileNotFound
 from rocmforge.gguf.header import Header, parse_header
@@ -67,6 +67,7 @@ class GgufFile(TypedMetadata):
         version: GGUF version of that file, 2 or 3.
         alignment: Bytes to which that file aligns tensor data.
         size_bytes: Size on disk of all shards together.
+        locate: Finds the bytes of a tensor in them.
         tensors: The tensors of all shards.
     """
 
@@ -76,24 +77,8 @@ class GgufFile(TypedMetadata):
         self.version = header.version
         self.alignment = header.alignment
         self.size_bytes = sum(len(shard.map) for shard in shards)
-        self._spans = tuple(
-            (shard.header.path, np.frombuffer(shard.map, np.uint8).ctypes.data, len(shard.map))
-            for shard in shards
-        )
+        self.locate = Locator((shard.header.path, shard.map) for shard in shards)
         self.tensors: Mapping[str, Tensor] = MappingProxyType(_merge_tensors(shards))
-
-    def locate(self, data: npt.NDArray[np.uint8]) -> tuple[Path, int] | None:
-        """Returns the file that bytes of a tensor lie in and their offset, to read them there.
-
-        None if they are not consecutive bytes of this file.
-        """
-        if not data.flags.c_contiguous:
-            return None
-        for path, start, size in self._spans:
-            offset = data.ctypes.data - start
-            if 0 <= offset <= size - data.nbytes:
-                return path, offset
-        return None
 
     def close(self) -> None:
         """Lets go of the tensors. The files are unmapped once no view of their data is left."""

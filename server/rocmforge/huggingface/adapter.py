@@ -20,7 +20,14 @@ from rocmforge.huggingface.names import ONE_EXPERT, decoder_names
 from rocmforge.huggingface.weights import tensors_of
 from rocmforge.models.config import ModelConfig
 from rocmforge.models.families import FAMILIES
-from rocmforge.models.lora import ADAPTABLE, Adapter, AdapterSpec, LowRankPair, fit_adapter
+from rocmforge.models.lora import (
+    ADAPTABLE,
+    Adapter,
+    AdapterSpec,
+    LowRankPair,
+    fit_adapter,
+    pair_tensors,
+)
 
 _CONFIG: Final = "adapter_config.json"
 _WEIGHTS: Final = "adapter_model.safetensors"
@@ -103,15 +110,8 @@ class _Pairs:
         self._names = decoder_names(config)
 
     def read(self, tensors: Mapping[str, Tensor]) -> list[LowRankPair]:
-        targets = {name: self._target(name) for name in tensors}
-        if not targets:
-            raise BadAdapter(self._spec.path, "it has no tensors")
         changes = []
-        for target in dict.fromkeys(targets.values()):
-            for suffix in (_A, _B):
-                if target + suffix not in tensors:
-                    raise BadAdapter(self._spec.path, "it is missing", tensor=target + suffix)
-            a, b = tensors[target + _A], tensors[target + _B]
+        for target, a, b in pair_tensors(self._spec, tensors, (_A, _B), self._target):
             places = self._places(target)
             scale = self._scaling.of(max(a.shape[0], 1))
             changes.append(LowRankPair(places, a, self._in_the_models_order(places, b), scale))

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
+from rocmforge.checkpoint.locator import Locator
 from rocmforge.checkpoint.tensor import Tensor
 from rocmforge.errors import BadAdapter, RocmForgeError, UnsupportedArchitecture, UnsupportedTensor
 from rocmforge.huggingface.adapter import is_adapter
@@ -32,7 +33,7 @@ from rocmforge.huggingface.tokenizer import (
 )
 from rocmforge.huggingface.towers.config import read_tower
 from rocmforge.huggingface.towers.opening import has_tower, open_tower
-from rocmforge.huggingface.weights import Locator, read_weights, tensors_of
+from rocmforge.huggingface.weights import read_weights, tensors_of
 from rocmforge.models.checkpoint import Checkpoint, Contents, Identity
 from rocmforge.models.config import ModelConfig, with_predictor
 from rocmforge.models.families import FAMILIES
@@ -143,7 +144,7 @@ class _Opened:
             sampling=read_sampling(generation),
             vision=vision,
             tower=tower,
-            locate=Locator(self._files),
+            locate=Locator((file.path, file.map) for file in self._files),
             release=weights.clear if tower is None else _both(weights.clear, tower.release),
         )
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from rocmforge.checkpoint.formats import FORMATS, WeightFormat
 from rocmforge.checkpoint.tensor import Tensor, float32_tensor
@@ -144,23 +142,3 @@ def _tensors_of_model(
 def plus_one(norm: Tensor) -> Tensor:
     """Returns the weight of a norm that is stored less one."""
     return float32_tensor(f"1 + {norm.name}", norm.to_float32() + np.float32(1))
-
-
-class Locator:
-    """Finds the file that bytes lie in; see `Checkpoint.locate`."""
-
-    def __init__(self, files: Iterable[WeightFile]) -> None:
-        self._spans = tuple(
-            (file.path, np.frombuffer(file.map, np.uint8).ctypes.data, len(file.map))
-            for file in files
-        )
-
-    def __call__(self, data: npt.NDArray[np.uint8]) -> tuple[Path, int] | None:
-        """Returns the file and the offset in it; None if they are not consecutive bytes of one."""
-        if not data.flags.c_contiguous:
-            return None
-        for path, start, size in self._spans:
-            offset = data.ctypes.data - start
-            if 0 <= offset <= size - data.nbytes:
-                return path, offset
-        return None

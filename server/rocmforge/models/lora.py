@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -135,6 +135,34 @@ def _scale(text: str) -> float | None:
     except ValueError:
         return None
     return scale if math.isfinite(scale) else None
+
+
+def pair_tensors(
+    spec: AdapterSpec,
+    tensors: Mapping[str, Tensor],
+    suffixes: tuple[str, str],
+    target_of: Callable[[str], str],
+) -> Iterator[tuple[str, Tensor, Tensor]]:
+    """Yields what the tensors of a file change, each with its a and b.
+
+    Args:
+        spec: Of the adapter, for errors.
+        tensors: By their names in the file.
+        suffixes: What the names of a and of b have behind that of their target.
+        target_of: Returns the target of a tensor by its name, or raises.
+
+    Raises:
+        BadAdapter: There is none, or one of a pair is missing.
+    """
+    targets = dict.fromkeys(map(target_of, tensors))
+    if not targets:
+        raise BadAdapter(spec.path, "it has no tensors")
+    for target in targets:
+        names = [target + suffix for suffix in suffixes]
+        for name in names:
+            if name not in tensors:
+                raise BadAdapter(spec.path, "it is missing", tensor=name)
+        yield target, tensors[names[0]], tensors[names[1]]
 
 
 def fit_adapter(config: ModelConfig, spec: AdapterSpec, changes: Iterable[LowRankPair]) -> Adapter:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from types import MappingProxyType
 
+from rocmforge.checkpoint.locator import Locator
 from rocmforge.checkpoint.tensor import Tensor
 from rocmforge.checkpoint.tokenizer import TokenizerData
 from rocmforge.errors import BadTokenizer
 from rocmforge.huggingface.files.folder import Folder
 from rocmforge.huggingface.files.shards import WeightFile
 from rocmforge.huggingface.towers.names import TABLES, tower_names
-from rocmforge.huggingface.weights import Locator, plus_one, read_weights
+from rocmforge.huggingface.weights import plus_one, read_weights
 from rocmforge.models.checkpoint import Checkpoint, Identity
 from rocmforge.models.config import ModelConfig
 from rocmforge.models.layouts import merge_by_patch, turn_projection, without_places
@@ -65,7 +66,7 @@ def open_tower(
         has_tokenizer=False,
         read_tokenizer=_no_tokenizer,
         identify=identify,
-        locate=Locator(files),
+        locate=Locator((file.path, file.map) for file in files),
         release=weights.clear,
     )
 
