@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Self
@@ -60,16 +60,6 @@ class RenderedPrompt:
     def trusts(self, start: int, end: int) -> bool:
         """Returns whether the template wrote all these characters."""
         return self.trust.find(0, start, end) < 0
-
-    def segments(self) -> Iterator[tuple[str, bool]]:
-        """Cuts the prompt into (text, whether the template wrote it)."""
-        start = 0
-        while start < len(self.text):
-            flag = self.trust[start]
-            end = self.trust.find(1 - flag, start)
-            end = len(self.text) if end < 0 else end
-            yield self.text[start:end], bool(flag)
-            start = end
 
 
 def encode_prompt(

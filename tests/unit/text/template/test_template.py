@@ -334,11 +334,12 @@ def test_harmless_prompts_are_tokenised_as_one_text(contents: list[str]) -> None
 
 
 @given(st.lists(st.text(), min_size=1, max_size=4))
-def test_segments_concatenate_to_the_prompt(contents: list[str]) -> None:
+def test_what_conversations_have_written_and_nothing_else_is_distrusted(
+    contents: list[str],
+) -> None:
     prompt = render(CHATML, *contents)
-    assert "".join(text for text, _ in prompt.segments()) == prompt.text
-    theirs = "".join(text for text, trusted in prompt.segments() if not trusted)
-    assert theirs == "".join(contents)
+    letters = zip(prompt.text, prompt.trust, strict=True)
+    assert "".join(letter for letter, trusted in letters if not trusted) == "".join(contents)
 
 
 # --- what is refused
