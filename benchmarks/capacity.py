@@ -59,7 +59,7 @@ class Run(NamedTuple):
 
 
 def main() -> int:
-    """The command line; returns the exit status."""
+    """Runs the command line; returns the exit status."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -22,6 +22,7 @@ import numpy as np
 
 from rocmforge.backend.protocol import LoadOptions, Runner, StepInput
 from rocmforge.backend.windows import with_windows
+from rocmforge.checkpoint.cache_types import KvDtype
 from rocmforge_hip.backend import create
 from tests.backend.driving import Chunk, Driver, Want, make_step, with_states
 from tests.support.loading import load_file
@@ -34,7 +35,7 @@ LOGPROB_TOLERANCE = 0.5  # nats, of the recorded top_logprobs
 
 
 def main() -> int:
-    """The command line; returns the exit status."""
+    """Runs the command line; returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", type=Path)
     parser.add_argument("--oracle", help="name of a file of tests/data/models/oracle")
@@ -84,13 +85,13 @@ def load_runner(
     context: int,
     devices: int = 1,
     activation_bits: Literal["auto", "8", "16"] = "auto",
-    kv_dtype: Literal["auto", "f16", "int8"] = "auto",
+    kv_dtype: Literal["auto", KvDtype] = "auto",
     decode_variant: Literal["auto", "plain", "fused", "rounded", "fewest"] = "auto",
     graphs: Literal["auto", "on", "off"] = "auto",
     *,
     releases_windows: bool = False,
 ) -> Runner:
-    """The model, for so many sequences at once."""
+    """Loads the model, for so many sequences at once."""
     options = LoadOptions(
         device=None,
         max_context=context,

@@ -86,13 +86,13 @@ class Layer:
         self.contexts = device.upload(np.full(sequences, context, np.int32))
 
     def queries(self, tokens: int) -> DeviceArray:
-        """Random queries of this many tokens."""
+        """Returns random queries, float16 [tokens, heads, head_dim]."""
         shape = (tokens, self.shape.heads, self.shape.head_dim)
         return self.device.upload(np.random.default_rng(1).standard_normal(shape).astype("f2"))
 
 
 def measure_decode(watch: Stopwatch, layer: Layer, batch: int, splits: list[int]) -> Measurement:
-    """The best number of tokens in a split, for a batch out of the layer's sequences."""
+    """Measures the best number of tokens in a split, for a batch out of the layer's sequences."""
     device, shape = watch.device, layer.shape
     rotation = layer.sequences // batch
     which = np.arange(layer.sequences, dtype=np.int32).reshape(rotation, batch)
@@ -144,7 +144,7 @@ def measure_decode(watch: Stopwatch, layer: Layer, batch: int, splits: list[int]
 
 
 def measure_prefill(watch: Stopwatch, layer: Layer, tokens: int) -> Measurement:
-    """The last `tokens` of the first sequence's context."""
+    """Measures the last `tokens` of the first sequence's context."""
     device, shape = watch.device, layer.shape
     q = layer.queries(tokens)
     out = device.empty((tokens, shape.heads, shape.head_dim), np.float16)

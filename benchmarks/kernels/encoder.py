@@ -44,7 +44,7 @@ Bandwidth = tuple[str, int, Callable[[], None]]
 
 
 def bandwidths(watch: Stopwatch, shape: Shape) -> Iterator[Bandwidth]:
-    """Everything that computes little."""
+    """Measures everything that computes little."""
     device, tokens, dim = watch.device, shape.tokens, shape.dim
 
     def enqueue(kernel: str, *args: object, grid: object, block: int) -> Callable[[], None]:
@@ -107,13 +107,13 @@ def attention(watch: Stopwatch, shape: Shape, length: int) -> tuple[float, float
 
 
 def floats(device: Device, rows: int, columns: int) -> DeviceArray:
-    """Random values; the same few over and over, as making them takes time."""
+    """Returns float32 [rows, columns]: the same random values over and over, to be made quickly."""
     part = np.random.default_rng(0).standard_normal(1 << 20).astype(np.float32)
     return device.upload(np.resize(part, (rows, columns)))
 
 
 def halves(device: Device, rows: int, columns: int) -> DeviceArray:
-    """The same as halves."""
+    """Returns the same as float16."""
     part = np.random.default_rng(0).standard_normal(1 << 20).astype(np.float16)
     return device.upload(np.resize(part, (rows, columns)))
 

@@ -69,7 +69,7 @@ class Bench:
         self.down = Matrices(watch.device, down, shape.experts)
 
     def choose(self, tokens: int) -> npt.NDArray[np.int32]:
-        """Distinct experts for each token."""
+        """Returns distinct experts for each token, [tokens, chosen]."""
         keys = np.random.default_rng(tokens).random((tokens, self.shape.experts))
         return np.argsort(keys, axis=1)[:, : self.shape.chosen].astype(np.int32)
 

@@ -66,7 +66,7 @@ class WorkerProcess:
         return RankFailed(self._rank, self._device, detail, Fault.CRASH)
 
     def failure(self) -> RankFailed:
-        """Why the worker is gone."""
+        """Waits until the worker says why it is gone; returns that."""
         while True:
             answer = self.receive()
             if isinstance(answer, RankFailed):

@@ -69,7 +69,7 @@ def encode_prompt(
     add_bos: bool = False,
     known: OwnTexts | None = None,
 ) -> list[int]:
-    """Tokenise a prompt: spellings of control tokens count only where the template wrote them.
+    """Tokenises a prompt: spellings of control tokens count only where the template wrote them.
 
     Otherwise the text is tokenised as one: without such spellings in client text, the ids are
     those of `tokenizer.encode(prompt.text, parse_special=True)`.
@@ -150,7 +150,7 @@ class ChatTemplate:
         continue_final_message: bool = False,
         variables: Mapping[str, Any] | None = None,
     ) -> RenderedPrompt:
-        """Render a conversation.
+        """Renders a conversation.
 
         Args:
             messages: role, content (a string, or a list of parts), and what else the template

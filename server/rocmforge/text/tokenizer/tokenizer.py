@@ -142,7 +142,7 @@ class Tokenizer:
         self._all_special = self._matcher((*self.special_ids, *user_defined))
 
     def encode(self, text: str, *, parse_special: bool, add_bos: bool | None = None) -> list[int]:
-        """Tokenise; the long part runs without the GIL.
+        """Tokenises a text; the long part runs without the GIL.
 
         Args:
             text: Any text.
@@ -158,7 +158,7 @@ class Tokenizer:
         return self._encode_parts(parts, add_bos=self.adds_bos if add_bos is None else add_bos)
 
     def encode_whole(self, text: str, limit: int | None = None) -> list[int]:
-        """Tokenise a text to be read, not continued: with EOS, where the model was trained so.
+        """Tokenises a text to be read, not continued: with EOS, where the model was trained so.
 
         Nothing in it is a control token.
 
@@ -170,7 +170,7 @@ class Tokenizer:
         return [*begin, *self._plain(text, limit), *self._end]
 
     def encode_pair(self, first: str, second: str, limit: int | None = None) -> list[int]:
-        """Tokenise two texts that a model is to compare, as `[CLS] first [SEP] second [SEP]`.
+        """Tokenises two texts that a model is to compare, as `[CLS] first [SEP] second [SEP]`.
 
         Nothing in them is a control token. `limit` is for the second text.
         """
@@ -188,7 +188,7 @@ class Tokenizer:
     def encode_trusted(
         self, text: str, trust: Trust, *, add_bos: bool = False, known: OwnTexts | None = None
     ) -> list[int]:
-        """Tokenise text of which only some characters may form control tokens.
+        """Tokenises text of which only some characters may form control tokens.
 
         Args:
             text: Any text.
