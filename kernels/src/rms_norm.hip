@@ -1,42 +1,31 @@
 // Norms by root mean square, and the addition before them.
 #include "rf/rms_norm.h"
 
-namespace rf {
-
-// A block of a row has so many threads that a block of a large product finds no room beside it:
-// those would crowd on the other multiprocessors, if there are several of each.
-inline constexpr int kFewRows = 16;
-
-__device__ __forceinline__ void let_next_begin_if_few_rows() {
-  if (static_cast<int>(RF_GRID_SIZE(x)) <= kFewRows) let_next_begin();
-}
-
-}  // namespace rf
-
 // Grid: (rows). x and weight f32.
 extern "C" __global__ __launch_bounds__(1024) void rf_rms_norm(
     const float* __restrict__ x, const float* __restrict__ weight, float* __restrict__ out_f32,
     rf::half* __restrict__ out_f16, int8_t* __restrict__ out_q,
     rf::ActScale* __restrict__ out_q_scale, int32_t out_q_lo_offset, int32_t hidden_size,
     float eps) {
-  rf::rms_norm<false>(blockIdx.x, x, nullptr, nullptr, weight, nullptr,
-                      {out_f32, out_f16, out_q, out_q_scale, out_q_lo_offset}, hidden_size, eps,
-                      [=] {
+  rf::rms_norm<false>(blockIdx.x, {x},
+                      {weight, {out_f32, out_f16, out_q, out_q_scale, out_q_lo_offset}}, {},
+                      hidden_size, eps, [=] {
                         rf::wait_for_previous(x);
                         rf::let_next_begin_if_few_rows();
                       });
 }
 
-// residual = (residual + delta) * scale, then the norm of residual. scale: one number, null = 1.
-// Grid: (rows).
+// residual = (residual + delta) * scale, then the norm of residual. post_weight: what is added is
+// the norm of delta, null = delta itself. scale: one number, null = 1. Grid: (rows).
 extern "C" __global__ __launch_bounds__(1024) void rf_add_rms_norm(
-    const float* __restrict__ delta, float* __restrict__ residual, const float* __restrict__ scale,
+    const float* __restrict__ delta, float* __restrict__ residual,
+    const float* __restrict__ post_weight, const float* __restrict__ scale,
     const float* __restrict__ weight, float* __restrict__ out_f32, rf::half* __restrict__ out_f16,
     int8_t* __restrict__ out_q, rf::ActScale* __restrict__ out_q_scale, int32_t out_q_lo_offset,
     int32_t hidden_size, float eps) {
-  rf::rms_norm<true>(blockIdx.x, delta, residual, residual, weight, scale,
-                     {out_f32, out_f16, out_q, out_q_scale, out_q_lo_offset}, hidden_size, eps,
-                     [=] {
+  rf::rms_norm<true>(blockIdx.x, {delta, residual, residual, post_weight, scale},
+                     {weight, {out_f32, out_f16, out_q, out_q_scale, out_q_lo_offset}}, {},
+                     hidden_size, eps, [=] {
                        rf::wait_for_previous(delta, residual);
                        rf::let_next_begin_if_few_rows();
                      });
@@ -47,22 +36,25 @@ extern "C" __global__ __launch_bounds__(1024) void rf_give_rows(
     const float* __restrict__ x, float* __restrict__ out_f32, rf::half* __restrict__ out_f16,
     int8_t* __restrict__ out_q, rf::ActScale* __restrict__ out_q_scale, int32_t out_q_lo_offset,
     int32_t hidden_size) {
-  rf::rms_norm<false, false>(blockIdx.x, x, nullptr, nullptr, nullptr, nullptr,
-                             {out_f32, out_f16, out_q, out_q_scale, out_q_lo_offset}, hidden_size,
-                             0.0f, [=] {
+  rf::rms_norm<false, false>(blockIdx.x, {x},
+                             {nullptr, {out_f32, out_f16, out_q, out_q_scale, out_q_lo_offset}}, {},
+                             hidden_size, 0.0f, [=] {
                                rf::wait_for_previous(x);
                                rf::let_next_begin_if_few_rows();
                              });
 }
 
-// residual += delta, and the sum in the forms that a norm has. Grid: (rows).
+// residual += delta, and the sum in the forms that a norm has. post_weight: as above, with eps.
+// Grid: (rows).
 extern "C" __global__ __launch_bounds__(1024) void rf_add_rows(
-    const float* __restrict__ delta, float* __restrict__ residual, float* __restrict__ out_f32,
+    const float* __restrict__ delta, float* __restrict__ residual,
+    const float* __restrict__ post_weight, float* __restrict__ out_f32,
     rf::half* __restrict__ out_f16, int8_t* __restrict__ out_q,
-    rf::ActScale* __restrict__ out_q_scale, int32_t out_q_lo_offset, int32_t hidden_size) {
-  rf::rms_norm<true, false>(blockIdx.x, delta, residual, residual, nullptr, nullptr,
-                            {out_f32, out_f16, out_q, out_q_scale, out_q_lo_offset}, hidden_size,
-                            0.0f, [=] {
+    rf::ActScale* __restrict__ out_q_scale, int32_t out_q_lo_offset, int32_t hidden_size,
+    float eps) {
+  rf::rms_norm<true, false>(blockIdx.x, {delta, residual, residual, post_weight},
+                            {nullptr, {out_f32, out_f16, out_q, out_q_scale, out_q_lo_offset}}, {},
+                            hidden_size, eps, [=] {
                               rf::wait_for_previous(delta, residual);
                               rf::let_next_begin_if_few_rows();
                             });

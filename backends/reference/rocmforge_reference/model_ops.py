@@ -192,12 +192,13 @@ class ReferenceOps:
         self,
         residual: Float32Array,
         delta: Float32Array,
-        weight: Weight,
+        norms: Sequence[Weight],
         experts: Experts[Weight],
         rule: ExpertsConfig,
-    ) -> tuple[Float32Array, Float32Array, tuple[Any, Float32Array]]:
-        total, x = self.add_norm(residual, delta, weight, None)
-        return total, x, self._route(x, experts, rule)
+    ) -> tuple[Float32Array, list[Float32Array], tuple[Any, Float32Array]]:
+        total, x = self.add_norm(residual, delta, experts.router_norm or norms[0], None)
+        found = [self.norm(total, weight, None) for weight in norms]
+        return total, found, self._route(x, experts, rule)
 
     def _route(
         self, x: Float32Array, experts: Experts[Weight], rule: ExpertsConfig

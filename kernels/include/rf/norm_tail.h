@@ -3,7 +3,7 @@
 #pragma once
 
 #include "rf/last_block.h"
-#include "rf/norm.h"
+#include "rf/rms_norm.h"
 
 namespace rf {
 
@@ -103,13 +103,6 @@ struct NormTail {
     float sum = of_waves[0];
     for (int wave = 1; wave < threads / kWave; ++wave) sum += of_waves[wave];
     return rsqrt(sum / static_cast<float>(hidden_size) + eps);
-  }
-
-  // The kernel that norms rounds its result before another adds it.
-  static __device__ __forceinline__ Vec<float, 4> added(Vec<float, 4> x, float factor,
-                                                        Vec<float, 4> weights, Vec<float, 4> old) {
-#pragma clang fp contract(off)
-    return x * factor * weights + old;
   }
 };
 

@@ -148,6 +148,7 @@ PLANTED = (
     ("experts", "rf_experts_down_*"),
     ("grouped experts", "rf_mix_experts"),
     ("add_shared", "rf_add_shared"),
+    ("add_shared", "rf_add_shared_rms_norm"),
     ("logits", "rf_softcap"),
     ("rope_and_store", "rf_rope_store_*"),
     ("decode attention", "rf_attention_decode_*"),
@@ -397,26 +398,26 @@ def without_the_last_token(ops: HipOps, x: Activation, chosen: Activation, *othe
 
 
 def without_groups(
-    ops: HipOps, residual: Any, delta: Any, weight: Any, experts: Any, rule: ExpertsConfig
+    ops: HipOps, residual: Any, delta: Any, norms: Any, experts: Any, rule: ExpertsConfig
 ) -> Any:
     """Experts are chosen among those of all groups."""
     rule = replace(rule, num_groups=1, num_chosen_groups=1)
-    return REAL_ROUTE(ops, residual, delta, weight, experts, rule)
+    return REAL_ROUTE(ops, residual, delta, norms, experts, rule)
 
 
 def without_selection(
-    ops: HipOps, residual: Any, delta: Any, weight: Any, experts: Any, rule: ExpertsConfig
+    ops: HipOps, residual: Any, delta: Any, norms: Any, experts: Any, rule: ExpertsConfig
 ) -> Any:
     """Experts are chosen by their probabilities alone."""
     experts = replace(experts, selection_bias=None)
-    return REAL_ROUTE(ops, residual, delta, weight, experts, rule)
+    return REAL_ROUTE(ops, residual, delta, norms, experts, rule)
 
 
 def routed_before_the_sum(
-    ops: HipOps, residual: Any, delta: Any, weight: Any, experts: Any, rule: ExpertsConfig
+    ops: HipOps, residual: Any, delta: Any, norms: Any, experts: Any, rule: ExpertsConfig
 ) -> Any:
     """What attention adds to the residual is left out."""
-    return REAL_ROUTE(ops, residual, residual, weight, experts, rule)
+    return REAL_ROUTE(ops, residual, residual, norms, experts, rule)
 
 
 REAL_EXPAND, REAL_NEOX = HipOps.expand, LatentKernels._neox

@@ -30,7 +30,9 @@ def _check(
     has_biases: bool = False,
     own: tuple[int, int] | None = None,
     shared: int = 0,
+    between_norms: bool = False,
 ) -> None:
+    """Checks the choice, and what is normed; between norms, delta is normed and there are three."""
     own = own or (-shared, rule.num_experts + shared)
     rng = np.random.default_rng(tokens)
     delta, residual = rng.standard_normal((2, tokens, features)).astype(np.float32)
@@ -50,10 +52,18 @@ def _check(
     of_router, of_choice = (
         None if bias is None else device.upload(bias, "bias") for bias in biases
     )
+    post, other, routed = rng.uniform(0.5, 2, (3, features)).astype(np.float32)
+    of_delta, of_other, of_logits = (
+        device.upload(vector, "norm") if between_norms else None for vector in (post, other, routed)
+    )
+    other_out, other_f16 = device.empty(delta.shape, np.float32), device.empty(delta.shape, "f2")
+    first = device.upload(weight, "weight")
     arguments = (
         *(device.upload(delta, "delta"), device.upload(residual, "residual")),
-        *(device.upload(weight, "weight"), device.upload(router, "router")),
-        *(total, logits, out, None, q, scale, 0, tokens, experts, features, _EPS),
+        *(of_delta, first, of_other, of_logits or first, device.upload(router, "router")),
+        *(total, logits, out, None, q, scale, 0),
+        *((other_out, other_f16) if between_norms else (None, None)),
+        *(None, None, 0, tokens, experts, features, _EPS),
     )
     if kind == "logits":
         grid = 4 + -(-experts // 4), -(-tokens // 4)
@@ -67,12 +77,22 @@ def _check(
             grid=(1 + logit_count, tokens),
             block=block,
         )
-    both = delta + residual
-    np.testing.assert_array_equal(total.get(), both)
+    if between_norms:
+        delta = ops.rms_norm(delta.astype(np.float64), post.astype(np.float64), _EPS)
+        np.testing.assert_allclose(total.get(), delta + residual, rtol=1e-5, atol=1e-6)
+        both = total.get()
+        normed = ops.rms_norm(both.astype(np.float64), other.astype(np.float64), _EPS)
+        np.testing.assert_allclose(other_out.get(), normed, rtol=2e-6, atol=1e-7)
+        np.testing.assert_array_equal(other_f16.get(), other_out.get().astype(np.float16))
+    else:
+        both = delta + residual
+        np.testing.assert_array_equal(total.get(), both)
     normed = ops.rms_norm(both.astype(np.float64), weight.astype(np.float64), _EPS)
     np.testing.assert_allclose(out.get(), normed, rtol=2e-6, atol=1e-7)
     stored = quantise(out.get(), 1)
     np.testing.assert_array_equal(q.get(), stored.q.reshape(q.shape))
+    if between_norms:
+        normed = ops.rms_norm(both.astype(np.float64), routed.astype(np.float64), _EPS)
     exact = normed @ router.T.astype(np.float64)
     np.testing.assert_allclose(logits.get(), exact, atol=1e-5)
     if kind == "logits":
@@ -97,12 +117,24 @@ def test_a_norm_chooses_as_the_reference_does(device: Device, router: RouterFunc
     _check(device, rule, tokens=3, features=288, block=128, has_biases=True)
 
 
-@pytest.mark.parametrize("kind", ["route", "logits"])
-@pytest.mark.parametrize(
+SHAPES = pytest.mark.parametrize(
     ("tokens", "experts", "features", "block"),
     [(1, 5, 32, 64), (6, 21, 1056, 128), (2, 70, 64, 128)],
     ids=["part_of_a_wave", "ragged_tiles", "more_experts_than_values"],
 )
+
+
+@pytest.mark.parametrize("kind", ["route", "logits"])
+@SHAPES
+def test_what_is_added_is_normed_and_others_read_norms_of_their_own(
+    device: Device, kind: str, tokens: int, experts: int, features: int, block: int
+) -> None:
+    rule = replace(RULE, num_experts=experts)
+    _check(device, rule, tokens, features, block, kind, between_norms=True)
+
+
+@pytest.mark.parametrize("kind", ["route", "logits"])
+@SHAPES
 def test_any_shape_is_normed_and_routed(
     device: Device, kind: str, tokens: int, experts: int, features: int, block: int
 ) -> None:

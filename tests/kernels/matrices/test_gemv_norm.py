@@ -81,10 +81,10 @@ class _Case:
                 )
             sums = out, residual
             if self.of_sum[1] is None:
-                arguments = (*sums, *outputs[2:], features)
+                arguments = (*sums, None, *outputs[2:], features, EPS)
                 device.launch("rf_add_rows", *arguments, grid=rows, block=threads)
             else:
-                of_sum = (*sums, *outputs, features, EPS)
+                of_sum = (*sums, None, *outputs, features, EPS)
                 device.launch("rf_add_rms_norm", *of_sum, grid=rows, block=threads)
         else:
             device.launch(

@@ -43,7 +43,7 @@ def test_residual_is_added_before_the_norm(
     weight = random_rows(1, dim, seed=2)[0]
     residual, f32 = device.upload(old), device.empty((rows, dim), np.float32)
     if rows:
-        weights = None, device.upload(weight)
+        weights = None, None, device.upload(weight)
         args = (device.upload(delta), residual, *weights, f32, None, None, None, 0)
         device.launch("rf_add_rms_norm", *args, dim, EPS, grid=rows, block=threads)
     check(residual.get(), delta + old)
@@ -57,11 +57,35 @@ def test_rows_are_given_and_added_as_they_are(device: Device) -> None:
     halves = device.empty((3, 96), np.float16)
     x, outputs = device.upload(delta), (total, None, None, None, 0)
     device.launch("rf_give_rows", x, alone, halves, None, None, 0, 96, grid=3, block=64)
-    device.launch("rf_add_rows", x, residual, *outputs, 96, grid=3, block=64)
+    device.launch("rf_add_rows", x, residual, None, *outputs, 96, EPS, grid=3, block=64)
     np.testing.assert_array_equal(alone.get(), delta)
     np.testing.assert_array_equal(halves.get(), delta.astype(np.float16))
     np.testing.assert_array_equal(residual.get(), delta + old)
     np.testing.assert_array_equal(total.get(), delta + old)
+
+
+@ALL_SHAPES
+@pytest.mark.parametrize("normed", [False, True])
+def test_what_is_added_may_be_normed(
+    device: Device, rows: int, dim: int, threads: int, normed: bool
+) -> None:
+    """In one launch as in two, to the last bit."""
+    delta, old = random_rows(rows, dim), random_rows(rows, dim, seed=3)
+    post, weight = (device.upload(random_rows(1, dim, seed=seed)[0]) for seed in (2, 4))
+    x, between = device.upload(delta), device.empty((rows, dim), np.float32)
+    if rows:
+        args = (x, post, between, None, None, None, 0, dim, EPS)
+        device.launch("rf_rms_norm", *args, grid=rows, block=threads)
+    found = []
+    for added, post_norm in ((between, None), (x, post)):
+        total, f32 = device.upload(old), device.empty((rows, dim), np.float32)
+        outputs = f32, None, None, None, 0, dim, EPS
+        kernel, *norm = ("rf_add_rms_norm", None, weight) if normed else ("rf_add_rows",)
+        if rows:
+            sums = added, total, post_norm
+            device.launch(kernel, *sums, *norm, *outputs, grid=rows, block=threads)
+        found.append((total.get().tobytes(), f32.get().tobytes()))
+    assert found[0] == found[1]
 
 
 @ALL_SHAPES
@@ -70,7 +94,7 @@ def test_sums_may_be_scaled(device: Device, rows: int, dim: int, threads: int) -
     weight, scale = random_rows(1, dim, seed=2)[0], np.array([0.37], np.float32)
     residual, f32 = device.upload(old), device.empty((rows, dim), np.float32)
     if rows:
-        given = device.upload(scale), device.upload(weight)
+        given = None, device.upload(scale), device.upload(weight)
         args = (device.upload(delta), residual, *given, f32, None, None, None, 0)
         device.launch("rf_add_rms_norm", *args, dim, EPS, grid=rows, block=threads)
     total = (delta + old) * scale
@@ -119,7 +143,7 @@ def test_int8_blocks_with_two_slices(device: Device, adds: bool) -> None:
     x, weight = random_rows(3, 576), random_rows(1, 576, seed=2)[0]
     q = device.empty((2, 3, 576), np.int8)
     scale = device.empty((2, 3, 18), ACT_SCALE)
-    residual = (device.upload(np.zeros_like(x)), None) if adds else ()
+    residual = (device.upload(np.zeros_like(x)), None, None) if adds else ()
     args = (device.upload(x), *residual, device.upload(weight), None, None, q, scale, x.size)
     device.launch(f"rf_{'add_' * adds}rms_norm", *args, 576, EPS, grid=3, block=64)
     expected = expected_norm(x, weight)

@@ -43,28 +43,36 @@ def rf_add_rms_norm_logits(
     *,
     delta: Pointer,
     residual: Pointer,
+    post_weight: Pointer | None,
     weight: Pointer,
+    other_weight: Pointer | None,
+    router_weight: Pointer,
     router: Pointer,
     total: Pointer,
     logits: Pointer,
     out: Forms,
+    other: Forms,
     tokens: I32,
     experts: I32,
     hidden_size: I32,
     eps: F32,
 ) -> None:
-    """Adds delta to the residual, norms the sum, and multiplies the norm with a router."""
+    """Adds delta, or its norm, to the residual, norms the sum, and multiplies with a router."""
 
 
 def rf_add_rms_norm_route(
     *,
     delta: Pointer,
     residual: Pointer,
+    post_weight: Pointer | None,
     weight: Pointer,
+    other_weight: Pointer | None,
+    router_weight: Pointer,
     router: Pointer,
     total: Pointer,
     logits: Pointer,
     out: Forms,
+    other: Forms,
     tokens: I32,
     experts: I32,
     hidden_size: I32,
@@ -92,6 +100,25 @@ def rf_add_shared(
     *, mixed: Pointer, shared: Pointer, x: Pointer, router: Pointer | None, features: I32
 ) -> None:
     """Adds the shared expert's result, weighted if there is a router, to that of the others."""
+
+
+def rf_add_shared_rms_norm(
+    *,
+    mixed: Pointer,
+    mixed_weight: Pointer | None,
+    shared: Pointer,
+    shared_weight: Pointer | None,
+    x: Pointer,
+    router: Pointer | None,
+    residual: Pointer,
+    post_weight: Pointer | None,
+    scale: Pointer | None,
+    weight: Pointer,
+    out: Forms,
+    hidden_size: I32,
+    eps: F32,
+) -> None:
+    """Adds the same, or norms of it, to the residual, and norms the sum: `rf_add_rms_norm`."""
 
 
 def rf_experts_gate_up(

@@ -27,21 +27,30 @@ def rf_add_rms_norm(
     *,
     delta: Pointer,
     residual: Pointer,
+    post_weight: Pointer | None,
     scale: Pointer | None,
     weight: Pointer,
     out: Forms,
     hidden_size: I32,
     eps: F32,
 ) -> None:
-    """Adds delta to the residual, scales the sum if there is a scale, and norms it."""
+    """Adds delta, or its norm, to the residual, scales the sum if need be, and norms it."""
 
 
 def rf_give_rows(*, x: Pointer, out: Forms, hidden_size: I32) -> None:
     """Gives rows as they are, in the forms of `rf_rms_norm`."""
 
 
-def rf_add_rows(*, delta: Pointer, residual: Pointer, out: Forms, hidden_size: I32) -> None:
-    """Adds delta to the residual, and gives the sum as `rf_give_rows`."""
+def rf_add_rows(
+    *,
+    delta: Pointer,
+    residual: Pointer,
+    post_weight: Pointer | None,
+    out: Forms,
+    hidden_size: I32,
+    eps: F32,
+) -> None:
+    """Adds delta, or its norm, to the residual, and gives the sum as `rf_give_rows`."""
 
 
 def rf_rms_norm_columns(

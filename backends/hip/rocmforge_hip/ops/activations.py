@@ -131,6 +131,7 @@ class ExpertArrays(Generic[X]):
     arrived: X  # uint32 [N], zeros between steps: thread blocks that have finished
     chosen: Forms[X]  # [T, num_chosen]; H times that if the experts of H layers are hosted
     weights: Forms[X]  # [T, num_chosen]
+    normed: Forms[X] | None  # [T, hidden_size], where a network beside them reads another norm
     multiplied: Forms[X]  # [F, hidden_size]
     inner: Forms[X]  # [F * num_chosen, intermediate_size]
     # [T, hidden_size], where a network's beside them is added to it; in a space of their own, so
@@ -473,6 +474,9 @@ def _of_experts(
         arrived=spec((NORMED_TOKENS,), "u4"),
         chosen=Forms(i32=spec((max(1, len(hosted) // 2) * tokens, chosen), "i4")),
         weights=Forms(f32=spec((tokens, chosen), "f4")),
+        normed=_multiplied(tokens, config.hidden_size, f32=spec((tokens, config.hidden_size), "f4"))
+        if any(layer.experts and layer.experts.norm for layer in weights.layers)
+        else None,
         multiplied=_quantised(FEW_TOKENS, widest),
         inner=_quantised(
             FEW_TOKENS * chosen, inner_size, f32=spec((few * chosen, inner_size), "f4")

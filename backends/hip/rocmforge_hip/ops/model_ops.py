@@ -26,7 +26,7 @@ from rocmforge_hip.ops.cached_attention import CachedAttention, DeviceRopeTable,
 from rocmforge_hip.ops.experts.groups import GroupKernels
 from rocmforge_hip.ops.experts.latent import LatentKernels
 from rocmforge_hip.ops.experts.pairs import PairKernels
-from rocmforge_hip.ops.experts.routing import RouteKernels
+from rocmforge_hip.ops.experts.routing import RouteKernels, UnmadeSum
 from rocmforge_hip.ops.full_attention import FullAttention
 from rocmforge_hip.ops.geometry import Geometry, groups_experts
 from rocmforge_hip.ops.linear.mixed_gemv import UnmadeProduct
@@ -39,8 +39,10 @@ from rocmforge_hip.ops.rows import (
     PerLayerRows,
     RmsNorms,
     RowKernels,
+    UnmadeNorm,
     norm_threads,
     norms_of,
+    without_norm,
 )
 from rocmforge_hip.ops.step import DeviceStep
 from rocmforge_hip.weights.formats import Matrix, MatrixPart, Weight
@@ -181,14 +183,16 @@ class HipOps:
         bias: Weight | None,
         eps: float | None = None,
     ) -> Activation:
-        if isinstance(x, UnmadeProduct):
+        if isinstance(x, UnmadeProduct | UnmadeSum):
             assert eps is None, "see `_later`"
             return replace(x, post_norm=weight)
         # What is added to the residual is normed for that; anything else, to be multiplied.
-        if x.arrays is self._arena.post_normed:
-            out = empty(self._arena.delta, x.rows, x.features, half=False)
-        else:
-            out = self._normed(x, added=x.arrays is self._arena.delta)
+        experts = self._arena.experts
+        is_added = x.arrays is self._arena.delta or (experts and x.arrays is experts.mixed)
+        if is_added and isinstance(self._norms, RmsNorms) and eps is None:
+            assert weight is not None
+            return UnmadeNorm(x.arrays, x.rows, x.features, x=x, weight=weight)
+        out = self._normed(x, added=x.arrays is self._arena.delta)
         self._norms.norm(x, weight, bias, out, eps)
         return out
 
@@ -211,8 +215,15 @@ class HipOps:
             vector, threads = optional_vector(weight, features), norm_threads(features)
             factor = optional_vector(scale, 1)
             self.products.make_and_norm(delta, residual, vector, norms.eps, threads, out, factor)
+        elif (
+            isinstance(delta, UnmadeSum)
+            and self._route is not None
+            and self._route.adds_and_norms(weight, residual.features)
+        ):
+            self._route.add_and_norm(residual, delta, weight, scale, out)
         else:
-            self._norms.add_norm(residual, delta, weight, bias, out, residual.f32, scale)
+            x, post_norm = self._unnormed(delta)
+            self._norms.add_norm(residual, x, weight, bias, out, residual.f32, scale, post_norm)
         return residual, out
 
     def norm_of_sum(
@@ -220,7 +231,8 @@ class HipOps:
     ) -> Activation:
         out = self._normed(residual)
         total = residual.f32 if isinstance(self._norms, RmsNorms) else None
-        self._norms.add_norm(residual, delta, weight, bias, out, total)
+        x, post_norm = self._unnormed(delta)
+        self._norms.add_norm(residual, x, weight, bias, out, total, post_norm=post_norm)
         return out
 
     def two_norms_of_sum(
@@ -241,8 +253,7 @@ class HipOps:
         if added:
             assert self._arena.post_normed is not None
             return empty(self._arena.post_normed, rows, features, half=False)
-        out = empty(self._arena.normed, rows, features, half=False)
-        return self._multiplied(out)
+        return self._multiplied(empty(self._arena.normed, rows, features, half=False))
 
     def _multiplied(self, out: Activation) -> Activation:
         """Returns the activation with the form that as many rows are multiplied in."""
@@ -284,10 +295,26 @@ class HipOps:
 
     def _made(self, x: Activation) -> Activation:
         """Returns the activation itself, made now if that was left for later."""
-        if not isinstance(x, UnmadeProduct):
+        x, post_norm = self._unnormed(x)
+        if post_norm is None:
             return x
-        product = self.products.multiply(x.x, x.part, x.bias)
-        return product if x.post_norm is None else self.norm(product, x.post_norm, None)
+        is_second = x.arrays is self._arena.post_normed
+        arrays = self._arena.delta if is_second else self._arena.post_normed
+        assert arrays is not None
+        out = empty(arrays, x.rows, x.features, half=False)
+        self._norms.norm(x, post_norm, None, out)
+        return out
+
+    def _unnormed(self, x: Activation) -> tuple[Activation, Weight | None]:
+        """Returns an activation, made now if need be, and its norm that is left for later."""
+        if isinstance(x, UnmadeProduct):
+            return self.products.multiply(x.x, x.part, x.bias), x.post_norm
+        if isinstance(x, UnmadeSum):
+            assert self._route is not None
+            shared = self._made(x.second)
+            self._route.add_shared(self._made(x.first), shared, x.x, x.router)
+            return shared, x.post_norm
+        return without_norm(x)
 
     def qkv(
         self,
@@ -333,20 +360,32 @@ class HipOps:
         self,
         residual: Activation,
         delta: Activation,
-        weight: Weight,
+        norms: Sequence[Weight],
         experts: Experts[Weight],
         rule: ExpertsConfig,
-    ) -> tuple[Activation, Activation, tuple[Activation, Activation]]:
+    ) -> tuple[Activation, list[Activation], tuple[Activation, Activation]]:
         """Writes the sum to another place than the residual's, if there are few tokens."""
         assert self._route is not None
-        delta = self._made(delta)
-        out = self._normed(residual)
-        done = self._route.add_norm_route(residual, delta, weight, out, experts, rule)
+        assert self._arena.experts is not None
+        rows, features = residual.rows, residual.features
+        delta, post_norm = self._unnormed(delta)
+        places = self._arena.normed, self._arena.experts.normed
+        outs = [
+            self._multiplied(empty(arrays, rows, features, half=False))
+            for arrays, _ in zip(places, norms, strict=False)
+            if arrays is not None
+        ]
+        wanted = list(zip(norms, outs, strict=True))
+        done = self._route.add_norm_route(residual, delta, post_norm, wanted, experts, rule)
         if done is not None:
             total, chosen = done
-            return total, out, chosen
-        residual, out = self.add_norm(residual, delta, weight, None)
-        return residual, out, self._route.route(out, experts, rule)
+            return total, outs, chosen
+        out, routed = self._normed(residual), experts.router_norm or norms[0]
+        self._norms.add_norm(residual, delta, routed, None, out, residual.f32, post_norm=post_norm)
+        chosen = self._route.route(out, experts, rule)
+        for weight, of_sum in wanted if experts.router_norm is not None else ():
+            self._norms.norm(residual, weight, None, of_sum)
+        return residual, outs, chosen
 
     def experts(
         self,
@@ -369,11 +408,17 @@ class HipOps:
     def add_shared(
         self, mixed: Activation, shared: Activation, x: Activation, router: Weight | None
     ) -> Activation:
-        """Writes the sum to the place of the shared expert's result."""
-        assert self._route is not None
-        shared = self._made(shared)
-        self._route.add_shared(mixed, shared, x, router)
-        return shared
+        """Writes the sum to the place of the shared expert's result, if it is made at all."""
+        shared, norm = self._unnormed(shared)
+        if norm is not None:
+            shared = self.norm(shared, norm, None)
+        return UnmadeSum(
+            *(shared.arrays, shared.rows, shared.features),
+            first=mixed,
+            second=shared,
+            x=x,
+            router=router,
+        )
 
     def per_layer_inputs(
         self, step: DeviceStep, x: Activation, embedding: Embedding[Weight]

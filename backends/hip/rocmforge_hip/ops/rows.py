@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
@@ -155,8 +156,10 @@ class RowKernels:
             *_blocks(total),
             delta=f32_of(delta),
             residual=f32_of(total),
+            post_weight=None,
             out=Activation(total.arrays, total.rows, total.features),
             hidden_size=total.features,
+            eps=0.0,
         )
 
     def give_rows(self, x: Activation, out: Activation) -> None:
@@ -188,6 +191,19 @@ class RowKernels:
     def gelu(self, x: DeviceArray, count: int, form: ActivationFunction) -> None:
         """Replaces so many halves by their GELU, in one of its forms."""
         self._gelu[form].launch((ceil_div(count, _HALVES), 1, 1), _THREADS, x=x, count=count)
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class UnmadeNorm(Activation):
+    """A norm that what adds it to the residual makes."""
+
+    x: Activation
+    weight: Weight
+
+
+def without_norm(x: Activation) -> tuple[Activation, Weight | None]:
+    """Returns what is normed on its way into the residual, and the norm, if there is one."""
+    return (x.x, x.weight) if isinstance(x, UnmadeNorm) else (x, None)
 
 
 class RmsNorms:
@@ -232,10 +248,12 @@ class RmsNorms:
         out: Activation,
         total: DeviceArray | None,
         scale: Weight | None = None,
+        post_norm: Weight | None = None,
     ) -> None:
         """Norms the rows of scale * (residual + delta), if there is a weight for it.
 
-        The sum goes to `total`, the residual's place.
+        The sum goes to `total`, the residual's place. With a `post_norm`, the norm of delta is
+        added.
         """
         assert bias is None
         assert total is residual.f32, "the kernel writes the sum to the place of the residual"
@@ -246,14 +264,17 @@ class RmsNorms:
                 *_blocks(residual),
                 delta=f32_of(delta),
                 residual=f32_of(residual),
+                post_weight=optional_vector(post_norm, residual.features),
                 out=out,
                 hidden_size=residual.features,
+                eps=self.eps,
             )
             return
         self._add_norm.launch(
             *_blocks(residual),
             delta=f32_of(delta),
             residual=f32_of(residual),
+            post_weight=optional_vector(post_norm, residual.features),
             scale=optional_vector(scale, 1),
             weight=vector_of(weight, residual.features),
             out=out,
@@ -416,12 +437,14 @@ class LayerNorms:
         out: Activation,
         total: DeviceArray | None,
         scale: Weight | None = None,
+        post_norm: Weight | None = None,
     ) -> None:
         """Norms the rows of residual + delta, and writes the sum itself to `total`, if given.
 
         Without a weight, the sum alone is written, which is the residual's place.
         """
         assert scale is None
+        assert post_norm is None
         assert (residual.rows, residual.features) == (delta.rows, delta.features)
         if weight is None:
             assert total is residual.f32, "the kernel writes the sum to the place of the residual"
@@ -429,8 +452,10 @@ class LayerNorms:
                 *_blocks(residual),
                 delta=f32_of(delta),
                 residual=f32_of(residual),
+                post_weight=None,
                 out=Activation(out.arrays, out.rows, out.features),
                 hidden_size=residual.features,
+                eps=self._eps,
             )
             return
         self._add_norm.launch(

@@ -67,6 +67,14 @@ def groups() -> Iterator[Group]:
     yield Group(recipe, (Case("gemm route", "70 tokens", _WEIGHTS, partial(_route, 70)),))
     rule = replace(_RULE, shared_intermediate_size=_RULE.intermediate_size)
     recipe = replace(_SHAPE, architecture="qwen2moe", experts=rule)
+    recipe_of_norms = replace(
+        _SHAPE, architecture="gemma4", experts=replace(_RULE, normalised=True)
+    )
+    cases = [
+        Case("route", f"between norms, {tokens} tokens", _WEIGHTS, partial(_route, tokens))
+        for tokens in (1, 9, 17)
+    ]
+    yield Group(recipe_of_norms, tuple(cases))
     yield Group(
         recipe,
         tuple(
@@ -89,7 +97,11 @@ def groups() -> Iterator[Group]:
     shared = replace(_RULE, shared_intermediate_size=64)
     for architecture, what in (("qwen2moe", "weighted"), ("glm4moe", "as it is")):
         recipe = replace(_SHAPE, architecture=architecture, experts=shared)
-        yield Group(recipe, (Case("add_shared", what, _FLOAT_SUM, _add_shared),))
+        cases = [
+            Case("add_shared", f"{what}, {name}", _FLOAT_SUM, partial(_add_shared, name))
+            for name in ("to a sum", "to a norm", "norms to a norm")
+        ]
+        yield Group(recipe, tuple(cases))
 
 
 def _mixed(name: str, limit: float, slices: int = 1) -> Iterator[Case]:
@@ -120,21 +132,26 @@ def _route(tokens: int, bench: Workbench) -> float:
     # No two cases share values, so that what an earlier one has left is wrong.
     width = bench.config.hidden_size
     old, delta = random_values(tokens, width), random_values(tokens + 1, width)[:tokens]
+    want = (old + delta).astype(np.float64)
     weights, on_device = bench.weights.layers[0], bench.model.weights.layers[0]
-    norm = on_device.feed_forward_norm
-    assert norm is not None
-    total, x, (chosen, factors) = bench.model.ops.add_norm_route(
-        bench.activation(bench.residual, old),
-        bench.activation(bench.model.arena.delta, delta),
-        norm,
-        present(on_device.experts),
-        rule,
+    ops, added = bench.model.ops, bench.activation(bench.model.arena.delta, delta)
+    norms = [norm for norm in [on_device.feed_forward_norm] if norm is not None]
+    if on_device.attention_post_norm is not None:
+        added = ops.norm(added, on_device.attention_post_norm, None)
+        want = old + _normed(bench, delta, weights.attention_post_norm)
+        second = present(on_device.experts).norm
+        assert second is not None
+        norms.append(second)
+    total, found, (chosen, factors) = ops.add_norm_route(
+        bench.activation(bench.residual, old), added, norms, present(on_device.experts), rule
     )
-    normed = oracle.rms_norm(
-        (old + delta).astype(np.float64),
-        values_of(present(weights.feed_forward_norm)),
-        bench.config.norm_eps,
-    )
+    wanted_norms = [
+        _normed(bench, want, weight)
+        for weight in (weights.feed_forward_norm, experts.norm)[: len(norms)]
+    ]
+    normed = wanted_norms[0]
+    if experts.router_norm is not None:
+        normed = _normed(bench, want, experts.router_norm)
     logits = normed @ values_of(experts.router).T
     if experts.router_bias is not None:
         logits += values_of(experts.router_bias)
@@ -144,14 +161,20 @@ def _route(tokens: int, bench: Workbench) -> float:
         of_shared = normed @ values_of(present(experts.shared.router))
         wanted = np.pad(wanted + 1, ((0, 0), (0, 1)))
         wanted_factors = np.column_stack([wanted_factors, 1 / (1 + np.exp(-of_shared))])
+    if experts.weight_scale is not None:
+        wanted_factors = wanted_factors * values_of(experts.weight_scale)[wanted]
     assert chosen.i32 is not None
     if not np.array_equal(bench.get(chosen.i32), wanted):
         return float("inf")
     return max(
-        error(bench.result(total), (old + delta).astype(np.float64)),
-        error(bench.result(x), normed),
+        error(bench.result(total), want),
+        *(error(bench.result(x), norm) for x, norm in zip(found, wanted_norms, strict=True)),
         error(bench.result(factors), wanted_factors),
     )
+
+
+def _normed(bench: Workbench, x: npt.NDArray[np.floating], weight: Tensor | None) -> Float64:
+    return oracle.rms_norm(x.astype(np.float64), values_of(present(weight)), bench.config.norm_eps)
 
 
 def _mix(bench: Workbench, tokens: int) -> float:
@@ -195,20 +218,33 @@ def _mix(bench: Workbench, tokens: int) -> float:
     return error(bench.result(got), want, size)
 
 
-def _add_shared(bench: Workbench) -> float:
+def _add_shared(name: str, bench: Workbench) -> float:
+    """Checks a sum on its way into the residual, that is normed or not, as what is added is."""
     _, experts, arrays = _experts(bench)
-    width, arena = bench.config.hidden_size, bench.model.arena
-    mixed, shared, values = (random_values(rows, width)[:5] for rows in (5, 6, 7))
-    router = present(present(bench.model.weights.layers[0].experts).shared).router
-    got = bench.model.ops.add_shared(
-        bench.activation(arrays.mixed, mixed),
-        bench.activation(arena.delta, shared),
-        bench.activation(arena.normed, values),
-        router,
+    ops, width, arena = bench.model.ops, bench.config.hidden_size, bench.model.arena
+    mixed, shared, values, old = (
+        random_values(rows, width)[:5].astype(np.float64) for rows in (5, 6, 7, 8)
     )
+    layer, on_device = bench.weights.layers[0], bench.model.weights.layers[0]
+    norms = on_device.attention_norm, on_device.feed_forward_norm
+    places = (arrays.mixed, mixed), (arena.delta, shared), (arena.normed, values)
+    first, second, x = (bench.activation(forms, rows.astype(np.float32)) for forms, rows in places)
+    if name == "norms to a norm":
+        first, second = ops.norm(first, norms[0], None), ops.norm(second, norms[1], None)
+        mixed = _normed(bench, mixed, layer.attention_norm)
+        shared = _normed(bench, shared, layer.feed_forward_norm)
+    router = present(present(on_device.experts).shared).router
+    total = ops.add_shared(first, second, x, router)
     weight = np.ones((5, 1))
     of_router = present(experts.shared).router
     if of_router is not None:
-        logits = values.astype(np.float64) @ values_of(of_router)
+        logits = values @ values_of(of_router)
         weight = 1 / (1 + np.exp(-logits[:, None]))
-    return error(bench.result(got), mixed + weight * shared)
+    want = mixed + weight * shared
+    if name == "norms to a norm":
+        total, want = ops.norm(total, norms[0], None), _normed(bench, want, layer.attention_norm)
+    want += old
+    residual = bench.activation(bench.residual, old.astype(np.float32))
+    got, x = ops.add_norm(residual, total, None if name == "to a sum" else norms[1], None)
+    wanted = want if name == "to a sum" else _normed(bench, want, layer.feed_forward_norm)
+    return max(error(bench.result(got), want), error(bench.result(x), wanted))

@@ -49,6 +49,8 @@ def groups() -> Iterator[Group]:
             Case("add", f"width {width}", _FLOAT, _add),
         )
         yield Group(Recipe(hidden_size=width), norms)
+        case = Case("add_rms_norm", f"of a norm, width {width}", _FLOAT, _add_normed)
+        yield Group(Recipe(architecture="gemma2", hidden_size=width), (case,))
     for width, heads in ((96, 130), (4160, 3)):
         recipe = Recipe(
             architecture="jina-bert-v2", hidden_size=width, heads=heads, kv_heads=heads, head_dim=32
@@ -150,6 +152,23 @@ def _add_norm(bench: Workbench) -> float:
         error(bench.result(total), (old + delta).astype(np.float64)),
         error(bench.result(normed), want),
     )
+
+
+def _add_normed(bench: Workbench) -> float:
+    """Checks the norm that behind a part of a layer comes before the sum, with and without one."""
+    ops, post = bench.model.ops, bench.model.weights.layers[0].attention_post_norm
+    assert post is not None
+    post_values = present(bench.weights.layers[0].attention_post_norm)
+    found = []
+    for normed in (False, True):
+        old, delta, residual, added = _sum_to_norm(bench)
+        last, of_last = _last_norm(bench.weights), _last_norm(bench.model.weights)
+        weights = of_last if normed else (None, None)
+        total, x = ops.add_norm(residual, ops.norm(added, post, None), *weights)
+        want = old + _normed(bench, delta, post_values, None)
+        found.append(error(bench.result(total), want))
+        found.append(error(bench.result(x), _normed(bench, want, *last) if normed else want))
+    return max(found)
 
 
 def _add(bench: Workbench) -> float:

@@ -139,8 +139,8 @@ def _layer(
         )
     elif layer.experts is not None:
         rule = present(config.layers[spec.layer].experts)
-        residual, x, chosen = ops.add_norm_route(
-            stream.residual, present(stream.delta), present(norm), layer.experts, rule
+        residual, (x,), chosen = ops.add_norm_route(
+            stream.residual, present(stream.delta), [present(norm)], layer.experts, rule
         )
         delta = _experts(config, layer.experts, ops, step, x, chosen)
     elif layer.feed_forward is not None:
@@ -283,13 +283,11 @@ def _two_networks(
 ) -> tuple[A, A]:
     """Returns the residual behind attention, and what a network and experts beside it add."""
     experts, rule = present(layer.experts), present(config.layers[index].experts)
-    router_norm = present(experts.router_norm)
-    residual, _, chosen = ops.add_norm_route(*inputs, router_norm, experts, rule)
-    x = ops.norm(residual, present(layer.feed_forward_norm), None)
+    norms = present(layer.feed_forward_norm), present(experts.norm)
+    residual, (x, of_experts), chosen = ops.add_norm_route(*inputs, norms, experts, rule)
     dense = _feed_forward(config, present(layer.feed_forward), ops, step, x)
     dense = ops.norm(dense, present(experts.dense_post_norm), None)
-    x = ops.norm(residual, present(experts.norm), None)
-    mixed = ops.experts(x, *chosen, experts, config.activation)
+    mixed = ops.experts(of_experts, *chosen, experts, config.activation)
     mixed = ops.norm(mixed, present(experts.post_norm), None)
     return residual, ops.add_shared(mixed, dense, x, None)
 

@@ -188,18 +188,24 @@ class Ops(Protocol[A, W, S]):
         ...
 
     def add_norm_route(
-        self, residual: A, delta: A, weight: W, experts: Experts[W], rule: ExpertsConfig
-    ) -> tuple[A, A, tuple[A, A]]:
-        """Returns what `add_norm` does, and each token's experts and their weights.
+        self,
+        residual: A,
+        delta: A,
+        norms: Sequence[W],
+        experts: Experts[W],
+        rule: ExpertsConfig,
+    ) -> tuple[A, list[A], tuple[A, A]]:
+        """Returns the sum as `add_norm` does, norms of it, and experts of tokens and their weights.
 
-        The latter are [T, num_chosen] each. With x the norm, probabilities are those of
-        x @ router.T plus the router's bias. Experts are chosen by them plus the selection bias, and
-        weighted by them alone, times `Experts.weight_scale` of each.
+        The latter are [T, num_chosen] each. With x the norm by `Experts.router_norm`, or else the
+        first, probabilities are those of x @ router.T plus the router's bias. Experts are chosen by
+        them plus the selection bias, and weighted by them alone, times `Experts.weight_scale` of
+        each.
 
         Args:
             residual: [T, hidden_size].
             delta: [T, hidden_size].
-            weight: [hidden_size], of the norm.
+            norms: The weights of one norm or two that are wanted, [hidden_size] each.
             experts: Whose router and its biases are used.
             rule: Which experts are chosen, and what their weights are.
         """

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 from rocmforge.models.blocks import Experts
 from rocmforge.models.config import ExpertsConfig, RouterFunction
@@ -12,10 +13,10 @@ from rocmforge_hip.device.constants import ROUTE_SIGMOID, ROUTE_SOFTMAX, ROUTE_S
 from rocmforge_hip.device.library import KernelLibrary
 from rocmforge_hip.device.memory import DeviceArray
 from rocmforge_hip.kernels import experts as kernels
-from rocmforge_hip.ops.activations import NORMED_TOKENS, Activation, ActivationArrays
+from rocmforge_hip.ops.activations import NORMED_TOKENS, Activation, ActivationArrays, Forms
 from rocmforge_hip.ops.geometry import Geometry, whole_waves
 from rocmforge_hip.ops.operands import empty, f32_of, i32_of, optional_vector, part_of, vector_of
-from rocmforge_hip.ops.rows import norm_threads
+from rocmforge_hip.ops.rows import norm_threads, without_norm
 from rocmforge_hip.weights.formats import Weight, ceil_div
 
 _FUNCTIONS: Final = MappingProxyType(
@@ -33,6 +34,18 @@ _TILE: Final = 4
 _GEMM_TILE: Final = 64
 """The same of GEMM."""
 _THREADS: Final = 256
+_NO_NORM: Final[tuple[None, Activation]] = None, Activation(Forms(), 0, 0)
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class UnmadeSum(Activation):
+    """A sum of `Ops.add_shared` that what adds it to the residual makes."""
+
+    first: Activation
+    second: Activation
+    x: Activation
+    router: Weight | None
+    post_norm: Weight | None = None  # what is added is the norm of the sum
 
 
 class RouteKernels:
@@ -71,21 +84,30 @@ class RouteKernels:
         self._norm_logits = library.kernel("rf_add_rms_norm_logits", kernels.rf_add_rms_norm_logits)
         self._norm_route = library.kernel("rf_add_rms_norm_route", kernels.rf_add_rms_norm_route)
         self._add = library.kernel("rf_add_shared", kernels.rf_add_shared)
+        self._add_norm = library.kernel("rf_add_shared_rms_norm", kernels.rf_add_shared_rms_norm)
 
     def add_norm_route(
         self,
         residual: Activation,
         delta: Activation,
-        weight: Weight,
-        out: Activation,
+        post_norm: Weight | None,
+        norms: Sequence[tuple[Weight, Activation]],
         experts: Experts[Weight],
         rule: ExpertsConfig,
     ) -> tuple[Activation, tuple[Activation, Activation]] | None:
         """Does what `Ops.add_norm_route` says for few tokens, whose norm is not waited for.
 
+        Args:
+            residual: [tokens, hidden_size].
+            delta: [tokens, hidden_size].
+            post_norm: The norm of delta is added.
+            norms: Of the sum: their weights, and where they are written.
+            experts: See there.
+            rule: See there.
+
         Returns:
-            The sum and each token's experts and their weights, the norm being in `out`; or None, if
-            the tokens are too many or too wide.
+            The sum and each token's experts and their weights; or None, if the tokens are too many
+            or too wide.
         """
         rows, features, num_logits = residual.rows, residual.features, _num_logits(experts, rule)
         threads = max(norm_threads(features), whole_waves(rule.num_experts))
@@ -96,14 +118,20 @@ class RouteKernels:
         total = self._residual.float32(rows, features)
         if f32_of(residual).address == total.address:
             total = self._arrays.total.float32(rows, features)
+        weight, out = norms[0]
+        other_weight, other = norms[1] if len(norms) > 1 else _NO_NORM
         normed: dict[str, Any] = {
             "delta": f32_of(delta),
             "residual": f32_of(residual),
+            "post_weight": optional_vector(post_norm, features),
             "weight": vector_of(weight, features),
+            "other_weight": optional_vector(other_weight, features),
+            "router_weight": vector_of(experts.router_norm or weight, features),
             "router": vector_of(experts.router, num_logits * features),
             "total": total,
             "logits": self._arrays.logits.first(rows, num_logits),
             "out": out,
+            "other": other,
             "tokens": rows,
             "hidden_size": features,
             "eps": self._eps,
@@ -178,6 +206,40 @@ class RouteKernels:
             x=f32_of(x),
             router=optional_vector(router, x.features),
             features=x.features,
+        )
+
+    def adds_and_norms(self, weight: Weight | None, features: int) -> TypeGuard[Weight]:
+        """Returns whether a launch adds such a sum to the residual and norms that."""
+        threads = norm_threads(features)
+        return weight is not None and threads <= self._add_norm.max_threads
+
+    def add_and_norm(
+        self,
+        residual: Activation,
+        total: UnmadeSum,
+        weight: Weight,
+        scale: Weight | None,
+        out: Activation,
+    ) -> None:
+        """Adds the sum to the residual and norms that, as `RmsNorms.add_norm` does."""
+        rows, features = residual.rows, residual.features
+        (first, first_norm), (second, second_norm) = map(without_norm, (total.first, total.second))
+        self._add_norm.launch(
+            (rows, 1, 1),
+            norm_threads(features),
+            mixed=f32_of(first),
+            mixed_weight=optional_vector(first_norm, features),
+            shared=f32_of(second),
+            shared_weight=optional_vector(second_norm, features),
+            x=f32_of(total.x),
+            router=optional_vector(total.router, features),
+            residual=f32_of(residual),
+            post_weight=optional_vector(total.post_norm, features),
+            scale=optional_vector(scale, 1),
+            weight=vector_of(weight, features),
+            out=out,
+            hidden_size=features,
+            eps=self._eps,
         )
 
     def _rule_of(
