@@ -20,6 +20,8 @@ from rocmforge.checkpoint.formats import FORMATS
 from rocmforge.cli import main
 from rocmforge.commands.chat.commands import COMMANDS
 from rocmforge.fleet.entry import ModelState
+from rocmforge.huggingface.config.decoder_types import DECODERS
+from rocmforge.huggingface.config.encoders import ENCODERS
 from rocmforge_hip.device.heads import CACHED_HEADS
 from tests.support.pages import PAGES
 
@@ -215,6 +217,11 @@ def test_every_format_with_kernels_is_listed() -> None:
     text = (ROOT / "docs/hardware.md").read_text()
     formats = [str(format) for format in FORMATS.values() if format.has_kernels]
     assert [name for name in formats if not re.search(rf"\b{name}\b", text)] == []
+
+
+def test_every_type_of_model_that_folders_may_have_is_listed() -> None:
+    text = (ROOT / "docs/folders.md").read_text()
+    assert [kind for kind in (*DECODERS, *ENCODERS) if f"`{kind}`" not in text] == []
 
 
 def test_every_size_of_heads_is_listed() -> None:
