@@ -339,7 +339,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ] = 120.0
     verify_rate: Annotated[
         float,
-        _about("share of requests whose tokens the reference computes again", "SHARE", ge=0, le=1),
+        _about("share of served tokens that the reference computes again", "SHARE", ge=0, le=1),
     ] = 0.0
     verify_action: Annotated[
         Literal["alarm", "not-ready"],

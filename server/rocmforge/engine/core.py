@@ -23,6 +23,7 @@ from rocmforge.engine.ipc.messages import (
     DefineGrammar,
     Fatal,
     ForgetGrammar,
+    RecordSteps,
     StepReport,
 )
 from rocmforge.engine.ipc.params import FinishReason, GenerateRequest, TokenEvent
@@ -198,6 +199,8 @@ class EngineCore:
                 event = self._submit(command, now_ns)
             elif isinstance(command, Cancel):
                 event = self._cancel(command.request_id, now_ns)
+            elif isinstance(command, RecordSteps):
+                self._scheduler.record(command)
             elif isinstance(command, DefineGrammar) and self._grammars is not None:
                 self._grammars.define(command.name, command.text)
             elif isinstance(command, ForgetGrammar) and self._grammars is not None:

@@ -12,17 +12,20 @@ from msgspec import structs
 
 from rocmforge.backend.protocol import Backend
 from rocmforge.cli import main
+from rocmforge.engine.ipc.messages import RecordSteps
 from rocmforge.engine.ipc.params import SamplingParams, TokenLogprob
+from rocmforge.engine.ipc.recorded import ROW_BYTES
 from rocmforge.engine.proof.bounds import bounds_for
 from rocmforge.engine.proof.messages import Begin, BundlePolicy, Checked, Sample
 from rocmforge.engine.proof.process import Checker, load_reference
 from rocmforge_hip.backend import create as create_hip
 from tests.data.models.tiny_models import PROMPT, by_name, write_model
-from tests.support.core import make_core, reports
+from tests.support.core import make_core, reports, submits
 from tests.support.erring_backend import create_hip_third, spoil_layer
 from tests.support.hip import fitting, quantized, write_quantized
 from tests.support.loading import load_file
 from tests.support.options import SMALL
+from tests.support.recording import rows_of
 
 pytestmark = pytest.mark.slow
 
@@ -61,7 +64,7 @@ def served(
             number=number,
             tokens=tuple(tokens[number]),
             first=len(PROMPTS[number]),
-            places=tuple(places[number]),
+            rows=rows_of(places[number]),
             adapter=-1,
         )
         for number in range(len(PROMPTS))
@@ -87,6 +90,35 @@ def test_halves_raise_no_alarm_and_one_percent_in_any_layer_does(
     assert right.error == pytest.approx(right.expected, rel=0.5), "rounding explains it"
     for layer in (0, -1):
         assert "times what rounding" in str(verified(begin, samples, layer).alarm)
+
+
+def test_a_recorded_step_costs_one_launch_for_one_row_as_for_all(
+    stack: ExitStack, tmp_path: Path
+) -> None:
+    runner = stack.enter_context(
+        closing(load_file(create_hip(), write_model(fitting(by_name("llama")), tmp_path), SMALL))
+    )
+    requests = [(prompt, SamplingParams(max_tokens=12)) for prompt in PROMPTS]
+
+    def launches(*recorded: int) -> tuple[int, int, int]:
+        core, rows = make_core(runner, SMALL), list[int]()
+        report = core.step([*submits(requests), RecordSteps(requests=recorded, until=8)])
+        while True:
+            sizes = [len(event.recorded) // ROW_BYTES for event in report.events]
+            rows.append(sum(sizes))
+            if not core.has_work:
+                return report.stats.totals.launches, sum(map(bool, rows)), sum(rows)
+            report = core.step()
+
+    launches()  # captures the graphs
+    plain, *nothing = launches()
+    assert nothing == [0, 0]
+    for recorded in ((3,), (0, 1, 2, 3)):
+        count, steps, rows = launches(*recorded)
+        assert 5 <= steps <= 8
+        assert steps == 8 or len(recorded) == 1
+        assert rows > 2 * steps or len(recorded) == 1
+        assert count == plain + steps
 
 
 def test_int8_has_the_error_that_rounding_to_int8_explains(

@@ -119,9 +119,9 @@ class LiveRequests:
         request = structs.replace(
             request, request_id=request_id, sampling=structs.replace(sampling, grammar=grammar)
         )
-        if self._verifier is not None:
-            request = self._verifier.open(request)
         try:
+            if self._verifier is not None:
+                self._verifier.open(request, self._send)
             self._send(request)  # what cannot be sent must not be waited for
         except BaseException:
             self._close(request_id)
@@ -165,7 +165,7 @@ class LiveRequests:
             if self._journal is not None:
                 self._journal.note(event)
             if self._verifier is not None:
-                event = self._verifier.note(event)
+                self._verifier.note(event)
             has_finished |= event.finish_reason in _FINISHED
             if event.finish_reason is not None:
                 self._forget(event.request_id)

@@ -195,6 +195,8 @@ class Supervisor:
                 self._stats = report.stats
                 if self.requests.deliver(report.events):
                     self._failures = 0
+                if self._verifier is not None:
+                    self._verifier.advance(report.stats.totals.steps, self._send)
             case Progress():
                 self._reported_at = asyncio.get_running_loop().time()
                 self._progress = report

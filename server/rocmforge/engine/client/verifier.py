@@ -18,6 +18,7 @@ from rocmforge.backend.protocol import LoadOptions, RunnerInfo
 from rocmforge.engine.client.engine_process import EngineProcess
 from rocmforge.engine.ipc.messages import LoadFailed, rebuild_error
 from rocmforge.engine.ipc.params import GenerateRequest, TokenEvent
+from rocmforge.engine.ipc.recorded import ROW_BYTES
 from rocmforge.engine.ipc.status import ProofStatus
 from rocmforge.engine.proof.bounds import bounds_for
 from rocmforge.engine.proof.messages import (
@@ -28,7 +29,7 @@ from rocmforge.engine.proof.messages import (
     Opened,
     Sample,
 )
-from rocmforge.engine.proof.recorder import LONGEST, Recorder
+from rocmforge.engine.proof.recorder import LONGEST, Recorder, Send
 from rocmforge.logs import LogFormat
 from rocmforge.models.checkpoint import Identity
 
@@ -50,7 +51,7 @@ REASONS: Final = ("queue", "long", "embeddings", "stopped")
 class ProofConfig:
     """The operator's settings of what is verified, and what it may cost."""
 
-    rate: float  # share of the requests
+    rate: float  # share of the engine's steps, and so of the tokens
     seconds: float  # of a core, in a minute
     tolerance: float | None  # as of `Bounds`; None = as was measured to fit
     is_strict: bool  # whether the model is not ready once there was an alarm
@@ -89,13 +90,17 @@ class Verifier:
 
     # --- what the engine client tells ---
 
-    def open(self, request: GenerateRequest) -> GenerateRequest:
-        """Takes note of a request; returns it as the engine should see it."""
-        return self._recorder.open(request)
+    def open(self, request: GenerateRequest, send: Send) -> None:
+        """Takes note of a request; `send` tells the engine, before it has the request."""
+        self._recorder.open(request, send)
 
-    def note(self, event: TokenEvent) -> TokenEvent:
-        """Takes note of an event; returns it as its request asked for it."""
-        return self._recorder.note(event)
+    def advance(self, steps: int, send: Send) -> None:
+        """Takes note of how many steps the engine has computed; `send` tells it what follows."""
+        self._recorder.advance(steps, send)
+
+    def note(self, event: TokenEvent) -> None:
+        """Takes note of an event."""
+        self._recorder.note(event)
 
     def close(self, request_id: int) -> None:
         """Takes note of the end of a request."""
@@ -287,12 +292,12 @@ def _cut(sample: Sample, fitting: int) -> Sample | None:
     if sample.stop <= fitting:
         return sample
     count = fitting - sample.first
-    if count < 1 or not sample.places:
+    if count < 1 or not sample.rows:
         return None
     return Sample(
         number=sample.number,
         tokens=sample.tokens[:fitting],
         first=sample.first,
-        places=sample.places[:count],
+        rows=sample.rows[: count * ROW_BYTES],
         adapter=sample.adapter,
     )

@@ -56,6 +56,16 @@ class Cancel(Message, frozen=True, tag=True):
     request_id: int
 
 
+class RecordSteps(Message, frozen=True, tag=True):
+    """Records what requests are given, so that it can be computed again.
+
+    Takes the place of what was said before.
+    """
+
+    requests: tuple[int, ...]  # ids; a request may come later, or have ended
+    until: int  # the step before which this ends, as `Totals.steps` counts
+
+
 class Shutdown(Message, frozen=True, tag=True):
     """Free the device and exit."""
 
@@ -98,7 +108,7 @@ class Fatal(Message, frozen=True, tag=True):
     fault: Fault = Fault.ERROR
 
 
-Command = Start | DefineGrammar | ForgetGrammar | GenerateRequest | Cancel | Shutdown
+Command = Start | DefineGrammar | ForgetGrammar | GenerateRequest | Cancel | RecordSteps | Shutdown
 Report = Progress | Ready | LoadFailed | StepReport | Fatal
 
 

@@ -151,3 +151,5 @@ class TokenEvent(Message, frozen=True):
     embedding: bytes | None = None  # float32 in native order; on the last event, with `pooling`
     # With ERROR: no token could be drawn, for a NaN or because the request allowed none.
     is_without_token: bool = False
+    # Of each of token_ids, if its step was recorded (`RecordSteps`); see `ipc.recorded`.
+    recorded: bytes = b""

@@ -123,14 +123,15 @@ def _make(
     *,
     keeps_tokens: bool,
 ) -> ProofBundle:
-    differences = [differ(w, g) for w, g in zip(found, sample.places, strict=False)]
+    recorded = sample.places()
+    differences = [differ(w, g) for w, g in zip(found, recorded, strict=False)]
     worst = max(range(len(differences)), key=lambda i: differences[i].kl, default=0)
     if sample.is_broken:  # behind the last of them
         worst = len(differences)
     start = max(0, min(worst - MOST_PLACES // 2, len(differences) - MOST_PLACES))
     places = []
     for index in range(start, min(start + MOST_PLACES, len(differences))):
-        got, wanted = sample.places[index], dict(found[index].top)
+        got, wanted = recorded[index], dict(found[index].top)
         kl = differences[index].kl
         places.append(
             BundlePlace(

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 from rocmforge.backend.protocol import LoadOptions, RunnerInfo
 from rocmforge.engine.ipc.message import Message
 from rocmforge.engine.ipc.messages import LoadFailed, Shutdown
 from rocmforge.engine.ipc.params import TokenLogprob
+from rocmforge.engine.ipc.recorded import ROW_BYTES, unpack
 from rocmforge.engine.proof.bounds import Bounds
 from rocmforge.logs import LogFormat
 from rocmforge.models.checkpoint import Identity
@@ -37,14 +40,32 @@ class Sample(Message, frozen=True, tag=True):
     number: int  # of the request, within the life of the server
     tokens: tuple[int, ...]  # of prompt and answer
     first: int  # place of the first token that was recorded
-    places: tuple[TokenLogprob, ...]  # what the device found there and at the places behind it
+    rows: bytes  # what the device found there and at the places behind it; see `ipc.recorded`
     adapter: int  # as `StepInput` numbers them
     is_broken: bool = False  # the device found a NaN at the place behind these
 
     @property
+    def num_places(self) -> int:
+        """The places that were recorded."""
+        return len(self.rows) // ROW_BYTES
+
+    @property
     def stop(self) -> int:
         """The place behind those that are computed again."""
-        return self.first + len(self.places) + self.is_broken
+        return self.first + self.num_places + self.is_broken
+
+    def places(self) -> tuple[TokenLogprob, ...]:
+        """Returns what was recorded at each place; of the token there, no log-probability."""
+        ids, logprobs = unpack(self.rows)
+        found = zip(self.tokens[self.first :], ids.tolist(), logprobs.tolist(), strict=False)
+        return tuple(
+            TokenLogprob(
+                token_id=token,
+                logprob=math.nan,
+                top=tuple(each for each in zip(*top, strict=True) if each[0] >= 0),
+            )
+            for token, *top in found
+        )
 
 
 class Opened(Message, frozen=True, tag=True):

@@ -16,7 +16,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Final
 
@@ -115,15 +115,14 @@ class Checker:
             EngineError: the reference failed.
         """
         started = time.perf_counter()
-        places = range(sample.first, sample.stop)
+        places, got = range(sample.first, sample.stop), sample.places()
         found = self._scorer.score(sample.tokens, places, WANTED_TOP, sample.adapter)
-        known = places[: len(sample.places)]
+        known = places[: len(got)]
         rounded = self._rounding.score(sample.tokens, known, WANTED_TOP, sample.adapter)
-        differences = [differ(w, g) for w, g in zip(found, sample.places, strict=False)]
+        differences = [differ(w, g) for w, g in zip(found, got, strict=False)]
         # Of the same tokens, which the device has named.
         by_rounding = [
-            differ(w, restricted(r, g))
-            for w, r, g in zip(found, rounded, sample.places, strict=False)
+            differ(w, restricted(r, g)) for w, r, g in zip(found, rounded, got, strict=False)
         ]
         alarm = self._watch.take(differences, by_rounding)
         if sample.is_broken and found[-1].top:
@@ -203,9 +202,22 @@ def run(sock: socket.socket) -> int:
     return 0
 
 
+def _yield_to_others() -> None:
+    """Leaves processors, disks and memory to whoever else wants them.
+
+    Under SCHED_IDLE a task gets processors, and disks, that no other task wants: nice 19 alone is
+    still a weight beside others. Where memory runs out, the kernel ends this process first.
+    """
+    os.nice(_NICE)
+    with suppress(OSError):  # a sandbox may forbid it
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the process; returns its exit status."""
-    os.nice(_NICE)
+    _yield_to_others()
     for number in (signal.SIGINT, signal.SIGTERM):  # the server ends this process
         signal.signal(number, signal.SIG_IGN)
     parser = argparse.ArgumentParser(prog="rocmforge.engine.proof.process")

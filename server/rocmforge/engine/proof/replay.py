@@ -15,11 +15,11 @@ from msgspec import convert
 
 from rocmforge.backend.protocol import Backend, KvDtype, LoadOptions, Runner
 from rocmforge.engine.ipc.params import TokenLogprob
+from rocmforge.engine.ipc.recorded import TOP
 from rocmforge.engine.proof.bundle import ProofBundle, digest_of
 from rocmforge.engine.proof.comparing import WANTED_TOP, differ, restricted
 from rocmforge.engine.proof.messages import Begin
 from rocmforge.engine.proof.process import reference_runners
-from rocmforge.engine.proof.recorder import TOP
 from rocmforge.engine.proof.scoring import CHUNK, Scorer
 from rocmforge.engine.proof.watch import Watch
 from rocmforge.errors import ConfigurationError

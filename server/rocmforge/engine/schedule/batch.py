@@ -258,7 +258,7 @@ class _Rows:
             tokens.extend(range(starts[i + 1] - num_draws, starts[i + 1]))
             targets.extend([SAMPLE] * num_draws)
             owners.extend([i] * num_draws)
-            num_logprobs.extend([seq.sampling.num_logprobs] * num_draws)
+            num_logprobs.extend([chunk.num_logprobs] * num_draws)
         self.tokens = np.array(tokens, np.int32)
         self._chunks = chunks
         self._owners = np.array(owners, np.intp)

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from rocmforge.backend.protocol import NO_SLOT, Int32Array
 from rocmforge.engine.constraint.constraint import Constraint
+from rocmforge.engine.ipc.recorded import TOP
 from rocmforge.engine.sequence.sequence import Sequence
 
 
@@ -32,6 +33,7 @@ class Chunk(NamedTuple):
     state_read: int = NO_SLOT  # slots of the states before its first token, and after its last
     state_write: int = NO_SLOT
     states_between: tuple[int, ...] = ()  # slots of those after each token before that, if any
+    is_recorded: bool = False  # whether what is most probable in its drawing rows is recorded
 
     @property
     def tokens(self) -> Int32Array:
@@ -57,6 +59,12 @@ class Chunk(NamedTuple):
     def num_rows(self) -> int:
         """The number of logit rows of this chunk."""
         return self.num_scores + (1 + self.num_draft_tokens if self.samples else 0)
+
+    @property
+    def num_logprobs(self) -> int:
+        """How many of the most probable tokens its drawing rows report; -1 = none."""
+        asked = self.sequence.sampling.num_logprobs
+        return max(asked, TOP) if self.is_recorded else asked
 
     @property
     def draw_rows(self) -> range:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rocmforge.backend.protocol import StepOutput
 from rocmforge.engine.ipc.params import TokenLogprob
+from rocmforge.engine.ipc.recorded import TOP, pack
 
 
 def read_logprobs(
@@ -24,3 +25,10 @@ def read_logprobs(
         TokenLogprob(token_id=token, logprob=logprob, top=top)
         for token, logprob, top in zip(ids, logprobs, tops, strict=True)
     )
+
+
+def record_rows(output: StepOutput, start: int, stop: int) -> bytes:
+    """Returns what is most probable in rows `start..stop`, as it is recorded."""
+    assert output.top_ids is not None, "the step asked for top_logprobs"
+    assert output.top_logprobs is not None, "the step asked for top_logprobs"
+    return pack(output.top_ids[start:stop, :TOP], output.top_logprobs[start:stop, :TOP])

@@ -12,7 +12,7 @@ from rocmforge.engine.ipc.params import FinishReason, TokenEvent
 from rocmforge.engine.ipc.totals import Totals
 from rocmforge.engine.schedule.chunks import Chunk
 from rocmforge.engine.schedule.fairness import FairQueue
-from rocmforge.engine.schedule.logprobs import read_logprobs
+from rocmforge.engine.schedule.logprobs import read_logprobs, record_rows
 from rocmforge.engine.sequence.drafting import DraftMethod
 from rocmforge.engine.sequence.pooling import Pool
 from rocmforge.engine.sequence.sequence import Sequence, Status
@@ -75,6 +75,7 @@ class Results:
         if -1 in ids[first:first_draw] or -1 in token_ids:
             return self._fail_without_token(seq, now_ns)
         logprobs = prompt_logprobs = reason = None
+        recorded = b""
         if chunk.num_scores:
             scored = read_logprobs(output, first, first_draw, sampling.prompt_logprobs)
             prompt_logprobs = seq.without_placeholders(scored, chunk.score_start + 1)
@@ -86,8 +87,10 @@ class Results:
                 reason = self._take_token(seq, token, now_ns)
                 if reason is not None:  # draft tokens end no sequence
                     assert number == len(token_ids), "nothing follows the last token"
+            end = first_draw + len(token_ids)
+            if chunk.is_recorded:
+                recorded = record_rows(output, first_draw, end)
             if sampling.num_logprobs >= 0:
-                end = first_draw + len(token_ids)
                 logprobs = read_logprobs(output, first_draw, end, sampling.num_logprobs)
             if chunk.num_draft_tokens:
                 self._count_accepted(seq, chunk.num_draft_tokens, len(token_ids) - 1)
@@ -98,6 +101,7 @@ class Results:
             token_ids=tuple(token_ids),
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
+            recorded=recorded,
         )
         return event if reason is None else self._finish(seq, reason, now_ns, event)
 

@@ -24,6 +24,7 @@ from rocmforge.backend.windows import context_blocks
 from rocmforge.engine.cache.block_manager import BlockManager
 from rocmforge.engine.cache.tiers.tiers import CacheTiers
 from rocmforge.engine.constraint.constraint import Constraint
+from rocmforge.engine.ipc.messages import RecordSteps
 from rocmforge.engine.ipc.params import FinishReason, GenerateRequest, TokenEvent
 from rocmforge.engine.ipc.status import EngineStats
 from rocmforge.engine.ipc.totals import Totals
@@ -89,6 +90,9 @@ class Scheduler:
         self._waiting = FairQueue()
         self._running: list[Sequence] = []  # keys served least first, within them oldest first
         self._deadlines: list[tuple[int, int]] = []  # heap of (deadline_ns, request_id)
+        self._num_decided = totals.steps
+        self._recorded: frozenset[int] = frozenset()  # requests
+        self._recorded_until = 0  # step
         self._costs = StepCosts()
         self._results = Results(totals, self._cache, self._waiting, self._finish)
 
@@ -155,6 +159,11 @@ class Scheduler:
             for request_id, seq in list(self._live.items())
         ]
 
+    def record(self, what: RecordSteps) -> None:
+        """Has the most probable tokens of these requests reported, for some steps."""
+        self._recorded = frozenset(what.requests)
+        self._recorded_until = what.until
+
     # --- before a step ---
 
     def tend(self) -> None:
@@ -176,7 +185,9 @@ class Scheduler:
         Or before blocks have come back that are worth waiting for.
         """
         self._cache.begin_step()
-        step = StepBuilder(self._limits, whole_prompts=not self._causal)
+        if self._num_decided >= self._recorded_until:
+            self._recorded = frozenset()
+        step = StepBuilder(self._limits, whole_prompts=not self._causal, recorded=self._recorded)
         self._waiting.sort_by_charge(self._running)
         self._continue_decodes(step)
         if self._limits.max_stall_ns:
@@ -187,6 +198,7 @@ class Scheduler:
         self._continue_prefills(step)
         while self._admit(step, now_ns):
             pass
+        self._num_decided += bool(step.chunks)
         return step.chunks
 
     def _compute(

@@ -25,10 +25,18 @@ class StepBuilder:
     Args:
         limits: see `SchedulerLimits`.
         whole_prompts: whether no prompt may be cut: tokens attend to those behind them, too.
+        recorded: requests whose most probable tokens are recorded.
     """
 
-    def __init__(self, limits: SchedulerLimits, *, whole_prompts: bool = False) -> None:
+    def __init__(
+        self,
+        limits: SchedulerLimits,
+        *,
+        whole_prompts: bool = False,
+        recorded: frozenset[int] = frozenset(),
+    ) -> None:
         self._whole_prompts = whole_prompts
+        self._recorded = recorded
         self._whole_rows = limits.whole_rows
         self.chunks: list[Chunk] = []
         self.sequences: set[Sequence] = set()  # of these chunks
@@ -125,6 +133,7 @@ class StepBuilder:
             score_start=score_start,
             num_scores=num_scores,
             samples=samples,
+            is_recorded=samples and seq.request.request_id in self._recorded,
             hidden_sum=self._num_hidden_sums,
             hidden_start=hidden_start,
             num_hidden=num_hidden,

@@ -18,6 +18,7 @@ from rocmforge.engine.ipc.messages import (
     Fatal,
     LoadFailed,
     Progress,
+    RecordSteps,
     Report,
     Shutdown,
     Start,
@@ -62,6 +63,7 @@ COMMANDS: list[Command] = [
     ),
     request(4, prompt_of([1, 2], image(1, 3), [4]), SamplingParams(max_tokens=4)),
     Cancel(request_id=3),
+    RecordSteps(requests=(3, 4), until=128),
     Shutdown(),
 ]
 REPORTS: list[Report] = [
@@ -69,7 +71,7 @@ REPORTS: list[Report] = [
     LoadFailed(kind="BadGguf", message="no", fields={"offset": 3, "path": "m"}),
     StepReport(
         events=(
-            TokenEvent(request_id=1, token_ids=(4,)),
+            TokenEvent(request_id=1, token_ids=(4,), recorded=bytes(range(160))),
             TokenEvent(
                 request_id=2,
                 logprobs=(TokenLogprob(token_id=1, logprob=-0.5, top=((1, -0.5),)),),

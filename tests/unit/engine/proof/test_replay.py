@@ -23,6 +23,7 @@ from rocmforge.opening import open_checkpoint
 from tests.data.models.tiny_models import PROMPT, by_name, write_model
 from tests.support.core import make_core, reports
 from tests.support.options import SMALL
+from tests.support.recording import rows_of
 
 ERRING = "tests.support.erring_backend"
 TOKENS = 110
@@ -62,7 +63,7 @@ def checked(model: Path, folder: Path, variant: str, *, keeps_tokens: bool) -> N
         number=5,
         tokens=tuple(tokens),
         first=9,
-        places=tuple(places),
+        rows=rows_of(places),
         adapter=-1,
         is_broken=is_broken,
     )
@@ -142,7 +143,9 @@ def test_a_bundle_of_a_broken_sequence_ends_where_it_broke(bundles: Path, tmp_pa
     right = TokenLogprob(token_id=1, logprob=-0.5, top=((1, -0.5), (2, -1.0)))
     wrong = TokenLogprob(token_id=1, logprob=-3.0, top=((1, -3.0), (2, -0.1)))
     tokens, places = (1,) * 80, (wrong, *(right,) * 76)
-    sample = Sample(number=1, tokens=tokens, first=3, places=places, adapter=-1, is_broken=True)
+    sample = Sample(
+        number=1, tokens=tokens, first=3, rows=rows_of(places), adapter=-1, is_broken=True
+    )
     path = write_bundle(begin, sample, [right] * 78, "a NaN")
     assert path is not None
     assert [each.place for each in read_bundle(path).places] == [*range(16, 80)]

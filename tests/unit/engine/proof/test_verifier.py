@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,11 +14,11 @@ from msgspec import structs
 from rocmforge.engine.client.client import AsyncEngine
 from rocmforge.engine.client.config import EngineConfig
 from rocmforge.engine.client.verifier import REASONS, ProofConfig, Verifier
+from rocmforge.engine.ipc.messages import RecordSteps
 from rocmforge.engine.ipc.params import FinishReason, SamplingParams, TokenEvent
 from rocmforge.engine.ipc.status import EngineState, ProofStatus
 from rocmforge.engine.proof.bundle import read_bundle
 from rocmforge.engine.proof.messages import BundlePolicy
-from rocmforge.engine.proof.recorder import TOP
 from rocmforge.errors import NotReady
 from tests.data.models.tiny_models import PROMPT, by_name, write_model
 from tests.support.options import SMALL
@@ -99,6 +100,19 @@ def test_a_right_device_is_verified_and_raises_no_alarm(model: Path) -> None:
     run(model, proof(), test)
 
 
+def test_a_verifier_gets_what_nobody_else_wants(model: Path) -> None:
+    async def test(engine: AsyncEngine, verifier: Verifier) -> None:
+        await until(verifier, lambda status: status.is_running)
+        assert verifier._process is not None
+        pid = verifier._process.pid
+        assert os.sched_getscheduler(pid) == os.SCHED_IDLE
+        assert os.getpriority(os.PRIO_PROCESS, pid) == 19
+        adjusted = Path(f"/proc/{pid}/oom_score_adj")
+        assert await asyncio.to_thread(adjusted.read_text, "ascii") == "1000\n"
+
+    run(model, proof(), test)
+
+
 def test_a_layer_that_gives_one_percent_too_much_is_found_within_200_tokens(
     model: Path, tmp_path: Path
 ) -> None:
@@ -143,7 +157,10 @@ def test_no_request_is_recorded_that_could_not_be_computed_again_soon(model: Pat
             request = structs.replace(
                 asked([1] * tokens, SamplingParams(max_tokens=2)), request_id=number
             )
-            return verifier.open(request).sampling.num_logprobs == TOP
+            told: list[RecordSteps] = []
+            verifier.open(request, told.append)
+            verifier.note(TokenEvent(request_id=number, token_ids=(1,)))  # it does not wait
+            return bool(told)
 
         assert not opens(1, SMALL.max_context), "there is no room for a token behind it"
         assert sum(opens(100 + number, 3) for number in range(20)) == 8
