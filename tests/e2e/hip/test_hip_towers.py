@@ -12,11 +12,14 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from rocmforge.backend.protocol import Backend, Float32Array
+from rocmforge.backend.protocol import Backend, Float32Array, Runner, StepOutput
 from rocmforge.engine.ipc.params import SamplingParams
-from rocmforge.engine.waiting.images import image_step, in_order
+from rocmforge.engine.waiting.images import in_order
 from rocmforge_hip.backend import create as create_hip
 from rocmforge_reference.backend import create as create_reference
+from tests.data.models.tiny_internvl import INTERNVL
+from tests.data.models.tiny_picture_experts import QWEN3_VL_MOE
+from tests.data.models.tiny_pixtral import MISTRAL3, PIXTRAL
 from tests.data.models.tiny_towers import (
     GEMMA3,
     GOLDEN_ROWS,
@@ -27,7 +30,8 @@ from tests.data.models.tiny_towers import (
     write_tower_files,
     write_tower_folder,
 )
-from tests.data.models.towers import IN_FILES, TOWERS
+from tests.data.models.tiny_windows import QWEN25_VL
+from tests.data.models.towers import TOWERS
 from tests.support.core import reports, tokens_of
 from tests.support.options import SMALL
 from tests.support.towers import load_both, shown
@@ -39,6 +43,9 @@ OPTIONS = replace(
     SMALL, max_context=256, kv_blocks=64, max_batched_tokens=128, decode_variant="fused"
 )
 SAMPLING = SamplingParams(max_tokens=12, temperature=0.0)
+
+IN_FILES = (MISTRAL3, PIXTRAL, INTERNVL, QWEN25_VL, QWEN3_VL_MOE)
+"""Files of the others are read on the reference backend alone: tests/backend/test_towers.py."""
 
 Parts = Sequence[Sequence[int] | int]
 
@@ -52,25 +59,42 @@ class Found:
     answer: list[int]
 
 
+class NotedTower:
+    """A tower that remembers what it made."""
+
+    def __init__(self, tower: Runner) -> None:
+        self._tower = tower
+        self.info = tower.info
+        self.submit = tower.submit
+        self.close = tower.close
+        self.made: list[Float32Array] = []
+
+    def collect(self) -> StepOutput:
+        """Waits for the oldest step."""
+        output = self._tower.collect()
+        assert output.hidden is not None
+        self.made.append(output.hidden)
+        return output
+
+
 def found_by(backend: Backend, path: Path, model: TinyTower, parts: Parts = PARTS) -> Found:
     """Loads a model with its tower, and shows it a prompt."""
     with ExitStack() as stack:
         loaded = load_both(stack, backend, path, OPTIONS)
-        prompt, processor, rows = shown(model, parts, loaded.vision), loaded.vision.processor, []
-        for number, span in enumerate(prompt.images):
-            loaded.tower.submit(image_step(number, span, processor))
-            hidden = loaded.tower.collect().hidden
-            assert hidden is not None
-            rows.append(in_order(hidden, span, processor))
+        prompt, tower = shown(model, parts, loaded.vision), NotedTower(loaded.tower)
         sampling = structs.replace(SAMPLING, num_logprobs=20)
         answer: list[int] = []
         first: dict[int, float] = {}
-        for report in reports(loaded.core(), [(prompt, sampling)]):
+        for report in reports(replace(loaded, tower=tower).core(), [(prompt, sampling)]):
             for event in report.events:
                 assert event.error is None
                 answer += event.token_ids
                 for logprob in event.logprobs or ():
                     first = first or dict(logprob.top)
+    rows = [
+        in_order(hidden, span, loaded.vision.processor)
+        for hidden, span in zip(tower.made, prompt.images, strict=True)
+    ]
     return Found(rows, first, answer)
 
 

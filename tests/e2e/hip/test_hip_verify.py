@@ -137,7 +137,6 @@ PLANTED = (
     ("normed gemv", "rf_gemv_norm_*"),
     ("hosted experts", "rf_fetch_experts"),
     ("gated gemm", "rf_repack_*"),
-    ("biased gated gemm", "rf_gemm_*"),
     ("split gemm", "rf_gemm_sum"),
     ("lora", "rf_lora_expand"),
     ("route", "rf_add_rms_norm_route"),
