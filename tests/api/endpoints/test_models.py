@@ -16,7 +16,7 @@ from litestar.testing import TestClient
 from rocmforge.api.app import build_app
 from rocmforge.api.http.keys import ApiKey, Keyring, Scope, given_keys
 from rocmforge.api.http.settings import ApiSettings
-from rocmforge.engine.ipc.status import EngineState
+from rocmforge.engine.ipc.status import EngineState, EngineStatus
 from rocmforge.engine.ipc.totals import Totals
 from rocmforge.errors import EngineDied, OutOfMemory, RocmForgeError
 from rocmforge.fleet.entry import FleetEntry, ModelPolicy
@@ -31,6 +31,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/responses": {"input": "hello"},
     "/v1/messages": {**CHAT, "max_tokens": 5},
 }
+COMMENTS = 8
 
 
 @dataclass(eq=False)
@@ -39,6 +40,16 @@ class GatedEngine(FakeEngine):
 
     gate: threading.Event = field(default_factory=threading.Event)
     failure: RocmForgeError | None = None
+    opens_after: int | None = None
+    looks: int = 0
+
+    @property
+    def status(self) -> EngineStatus:
+        """What a stream that waits tells in a comment each time; the last look opens the gate."""
+        self.looks += 1
+        if self.looks == self.opens_after:
+            self.gate.set()
+        return super().status
 
     async def wait_ready(self) -> None:
         """Waits for the gate, which belongs to another thread."""
@@ -54,6 +65,7 @@ class Models:
     def __init__(self, keys: Keyring | None = None, **limits: Any) -> None:
         self.gate = threading.Event()
         self.failure: RocmForgeError | None = None
+        self.opens_after: int | None = None
         self.engines: list[GatedEngine] = []
         served = [
             self._model("tiny", ("alias",), ModelPolicy()),
@@ -74,6 +86,7 @@ class Models:
     def _make(self, totals: Totals) -> GatedEngine:
         engine = GatedEngine(state=EngineState.LOADING, runner=None)
         engine.gate, engine.failure = self.gate, self.failure
+        engine.opens_after = self.opens_after
         self.engines.append(engine)
         return engine
 
@@ -197,25 +210,18 @@ def comments(text: str) -> list[str]:
 
 @pytest.fixture
 def waiting() -> Iterator[Models]:
-    """Streams may be silent for a moment only."""
+    """Streams may be silent for a moment only, and the gate opens after some comments."""
     models = Models(keep_alive_s=0.02)
+    models.opens_after = COMMENTS
     with models.client:
         yield models
         models.gate.set()
-
-
-def opened_later(models: Models, after_s: float = 0.2) -> threading.Timer:
-    """Opens the gate after some comments have been sent."""
-    timer = threading.Timer(after_s, models.gate.set)
-    timer.start()
-    return timer
 
 
 @pytest.mark.parametrize("path", BODIES)
 def test_a_stream_that_waits_is_kept_alive_and_then_like_any_other(
     waiting: Models, path: str
 ) -> None:
-    opened_later(waiting)
     body = {"model": "org/lazy", "stream": True, **BODIES[path]}
     late = waiting.client.post(path, json=body)
     assert late.status_code == 200
@@ -231,7 +237,6 @@ def test_a_stream_that_waits_is_kept_alive_and_then_like_any_other(
 @pytest.mark.parametrize("path", BODIES)
 def test_a_stream_that_waited_in_vain_ends_with_the_reason(waiting: Models, path: str) -> None:
     waiting.failure = OutOfMemory("It needs 9 GiB.")
-    opened_later(waiting)
     body = {"model": "org/lazy", "stream": True, **BODIES[path]}
     response = waiting.client.post(path, json=body)
     (event,) = data_of(response.text)
@@ -250,7 +255,6 @@ def test_a_stream_is_refused_with_a_status_however_long_it_takes_to_find_out() -
 
 
 def test_a_mistake_that_shows_after_the_wait_is_the_last_event(waiting: Models) -> None:
-    opened_later(waiting)
     body = {"model": "org/lazy", "stream": True, "prompt": "hello", "typical_p": 0.5}
     response = waiting.client.post("/v1/completions", json=body)
     (event,) = data_of(response.text)

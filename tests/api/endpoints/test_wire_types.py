@@ -6,7 +6,6 @@ OpenAI's specification: no wrong type, no field missing, none that they do not h
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from functools import cache
 from typing import Any
@@ -29,7 +28,7 @@ from rocmforge.errors import (
     QueueFull,
 )
 from tests.api.conftest import Client
-from tests.api.endpoints.test_models import Models
+from tests.api.endpoints.test_models import COMMENTS, Models
 from tests.api.fake_engine import FakeEngine
 from tests.support.server import LiveServer
 
@@ -179,8 +178,7 @@ def test_responses_that_fail(client: Client, engine: FakeEngine, error: Exceptio
 def test_a_stream_that_waits_in_vain() -> None:
     models = Models(keep_alive_s=0.01)
     models.failure = OutOfMemory("It needs 9 GiB.")
-    opening = threading.Timer(0.2, models.gate.set)
-    opening.start()
+    models.opens_after = COMMENTS
     with models.client as client:
         body = RESPONSE | {"model": "org/lazy", "stream": True}
         (line,) = data_of(client.post("/v1/responses", json=body))

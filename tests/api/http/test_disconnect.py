@@ -86,7 +86,7 @@ def endless(request: GenerateRequest) -> list[Batch]:
 
 def finishing(steps: Coroutine[Any, Any, None]) -> None:
     async def bounded() -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await steps
 
     asyncio.run(bounded())

@@ -30,7 +30,7 @@ from tests.support.device_tree import DeviceTree
 from tests.support.hip import platform_options, start_platform
 
 TIMEOUT_S = 240.0  # for what takes a few seconds on an idle machine
-STEP_TIMEOUT_S = 5.0
+STEP_TIMEOUT_S = 8.0  # for what takes 0.1 s on an idle machine
 TOKENS = 12
 BEGUN = 3  # steps of a request before something happens
 DEVICE = "0000:00:00.0"  # of the host platform
@@ -150,7 +150,7 @@ def test_with_resume_a_hang_and_an_error_of_memory_are_only_a_pause(
         async with serving(model, tmp_path, fault, resume=True) as world:
             undisturbed = text_of(await world.complete())
             cases = (
-                ("hang", "hang", "it gave no news for 5."),
+                ("hang", "hang", "it gave no news for "),
                 ("memory", str(ECC), "hipErrorECCNotCorrectable"),
             )
             for count, (name, planted, reason) in enumerate(cases, start=1):

@@ -15,7 +15,7 @@ from tests.support.server import LiveServer
 from tests.support.speaking import write_speaking
 
 KEY = "a-key-of-the-tests"
-PATIENCE_MS = 30_000
+PATIENCE_MS = 60_000
 CONFIG = """
 backend = "reference"
 max_context = 1024

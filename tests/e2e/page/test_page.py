@@ -18,7 +18,7 @@ from tests.support.server import LiveServer
 
 pytestmark = [pytest.mark.model, pytest.mark.slow]
 
-SETTLE_S = 20.0
+SETTLE_S = 60.0
 HOSTILE = """
 <script>window.stolen = 1</script> <img src=x onerror="window.stolen = 1">
 <iframe srcdoc="<script>parent.stolen = 1</script>"></iframe> <svg onload="window.stolen = 1"></svg>
@@ -262,15 +262,23 @@ def test_an_answer_of_200_kb_leaves_the_page_usable(
     words = "has **bold** words and `code` in it, " * 10
     text = "\n\n".join(f"Paragraph {i} {words}\n\n- a list" for i in range(520))
     assert len(text) > 200_000
+    empty_s = seconds_to_write(page)
     answer_with(page, text)
     send(page, "Much")
     # By classes: to look for roles among so many elements takes long.
     expect(page.locator("article.assistant .speed")).to_be_visible()
     expect(page.locator("article.assistant .block").last).to_be_in_viewport()
+    assert seconds_to_write(page) < 10 + 10 * empty_s
+
+
+def seconds_to_write(page: Page) -> float:
+    """How long it takes to write a word into the box, which is empty again then."""
     since = time.monotonic()
     box(page).press_sequentially("hello")
     expect(box(page)).to_have_value("hello")
-    assert time.monotonic() - since < 10
+    taken_s = time.monotonic() - since
+    box(page).fill("")
+    return taken_s
 
 
 def test_only_what_has_changed_of_an_answer_is_drawn_again(

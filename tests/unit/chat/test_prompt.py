@@ -86,12 +86,16 @@ def test_a_pipe_that_does_not_end_is_explained(
     read_end, write_end = os.pipe()
     with os.fdopen(read_end) as reading:
         monkeypatch.setattr(sys, "stdin", reading)
-        asyncio.run(_write_later(write_end))
-    assert "waiting for the end of standard input" in capsys.readouterr().err
+        asyncio.run(_end_once_it_is_said(write_end, lambda: capsys.readouterr().err))
 
 
-async def _write_later(write_end: int) -> None:
-    reading = asyncio.create_task(asyncio.to_thread(whole_prompt, "Hello"))
-    await asyncio.sleep(0.2)
-    os.close(write_end)
-    await reading
+async def _end_once_it_is_said(write_end: int, more: Callable[[], str]) -> None:
+    reading, said = asyncio.create_task(asyncio.to_thread(whole_prompt, "Hello")), ""
+    try:
+        async with asyncio.timeout(60):
+            while "waiting for the end of standard input" not in said:
+                await asyncio.sleep(0.005)
+                said += more()
+    finally:
+        os.close(write_end)
+        await reading

@@ -8,11 +8,12 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rocmforge.sensors.kernel_log import KernelEvent
-from rocmforge.sensors.reading import ErrorCounts, read_device, remarks
+from rocmforge.sensors.reading import DeviceReading, ErrorCounts, read_device, remarks
 from rocmforge.sensors.throttling import Throttle
 from rocmforge.sensors.watch import DeviceWatch
 from tests.support.device_tree import GIB, DeviceTree
@@ -243,8 +244,12 @@ def test_without_a_readable_log_nothing_is_claimed_about_resets(tmp_path: Path) 
 
 
 def test_a_look_that_had_begun_before_is_not_taken_for_the_one_that_is_asked_for(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def read_slowly(*given: Any) -> DeviceReading:
+        time.sleep(0.1)  # or the next look is over before anybody sees that it was not waited for
+        return read_device(*given)
+
     tree = DeviceTree(tmp_path)
     watch = DeviceWatch(tree.root, interval_s=3600.0)
     is_looking, let_go = threading.Event(), threading.Event()
@@ -260,7 +265,9 @@ def test_a_look_that_had_begun_before_is_not_taken_for_the_one_that_is_asked_for
     watch.follow(frozenset({tree.device}))
     assert is_looking.wait(PATIENCE_S)
     tree.say("[gfxhub] page fault (src_id:0 ring:24 vmid:3 pasid:32769)")
+    monkeypatch.setattr("rocmforge.sensors.watch.read_device", read_slowly)
     threading.Timer(0.05, let_go.set).start()
     watch.look_soon(PATIENCE_S)
+    seen = watch.sight
     watch.stop()
-    assert KernelEvent.PAGE_FAULT in [event.event for event in watch.sight.events]
+    assert KernelEvent.PAGE_FAULT in [event.event for event in seen.events]

@@ -233,7 +233,7 @@ def test_a_prompt_is_computed_if_the_host_has_no_slot_for_its_states(
     may_read = Event()
 
     def read_later(*given: Any) -> None:
-        assert may_read.wait(30)
+        assert may_read.wait(60)
         read_entry(*given)
 
     monkeypatch.setattr("rocmforge.engine.cache.tiers.folder.read_entry", read_later)

@@ -76,7 +76,7 @@ class TieredBench(Bench):
 
     def rest(self) -> None:
         """Lets copies and files go on until nothing is left to do."""
-        end = time.monotonic() + 30
+        end = time.monotonic() + 60
         while self.core.tend():
             assert time.monotonic() < end, "it never ends"
             time.sleep(0.001)
