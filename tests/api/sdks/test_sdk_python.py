@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
 import openai
 import pytest
 
-from tests.api.live import live_server
+from tests.api.live import assert_settles, live_server, metric, until
 from tests.support.server import LiveServer
 
 MESSAGES: list[openai.types.chat.ChatCompletionMessageParam] = [
@@ -195,23 +196,41 @@ def test_a_wrong_key_is_an_authentication_error(tmp_path: Path) -> None:
 
 
 def test_a_full_queue_is_a_rate_limit_error_and_passes(slow: LiveServer) -> None:
-    async def run() -> list[object]:
-        async with openai.AsyncOpenAI(
-            base_url=f"{slow.url}/v1", api_key="none", max_retries=0
-        ) as client:
-            return await asyncio.gather(
-                *(
-                    client.completions.create(model="tiny", prompt="hello", max_tokens=30)
-                    for _ in range(40)
-                ),
-                return_exceptions=True,
+    def has_places_taken() -> bool:
+        names = ("running", "waiting")
+        return [metric(slow, f"rocmforge_num_requests_{name}") for name in names] == [16, 8]
+
+    async def flood(client: openai.AsyncOpenAI) -> list[object]:
+        """Each would take a minute: none ends before the last is sent."""
+        asking = [
+            asyncio.create_task(
+                client.completions.create(model="tiny", prompt="hello", max_tokens=3000)
             )
+            for _ in range(40)
+        ]
+        for _, first in zip(range(40 - 24), asyncio.as_completed(asking), strict=False):
+            with contextlib.suppress(openai.RateLimitError):
+                await first
+        await asyncio.to_thread(until, has_places_taken, "16 run and 8 wait")
+        for each in asking:
+            each.cancel()
+        return await asyncio.gather(*asking, return_exceptions=True)
+
+    async def run() -> list[object]:
+        async with make_async(slow) as client:
+            results = await flood(client)
+            await asyncio.to_thread(assert_settles, slow)
+            again = [
+                client.completions.create(model="tiny", prompt="hello", max_tokens=3)
+                for _ in range(24)
+            ]
+            await asyncio.gather(*again)
+            return results
 
     results = asyncio.run(run())
     refused = [result for result in results if isinstance(result, openai.RateLimitError)]
     assert len(refused) == 40 - 24
     assert {error.response.headers["retry-after"] for error in refused} == {"1"}
-    assert len([r for r in results if isinstance(r, openai.types.Completion)]) == 24
 
 
 def test_the_libraries_own_retry_gets_through_a_full_queue(slow: LiveServer) -> None:

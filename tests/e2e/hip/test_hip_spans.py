@@ -144,6 +144,8 @@ def test_another_engine_process_goes_on_behind_the_rows(
                 await engine.wait_ready()
                 whole = await read(engine, kill=False)
                 resumed = await read(engine, kill=True)
+                while not engine.status.restarts:  # noqa: ASYNC110 - a status is polled
+                    await asyncio.sleep(0.01)
                 assert engine.status.restarts == 1
             finally:
                 await engine.stop()

@@ -131,7 +131,7 @@ def test_streams_survive_a_killed_process() -> None:
                 events += await live.read(handle)
                 assert live.tokens(events) == continuation(prompt, 12)
                 assert events[-1].finish_reason is FinishReason.LENGTH
-            assert engine.status.restarts == 1
+            await live.restarted(engine, 1)
             assert [handle.resumed for handle in handles] == [1, 1, 1, 1]
             later = live.submit(engine, 2, PROMPT)
             await live.read(later)
@@ -162,7 +162,7 @@ def test_streams_survive_processes_that_die_or_hang_while_they_load(
             os.kill(engine.pid, signal.SIGKILL)
             events += await live.read(handle)
             assert live.tokens(events) == continuation(PROMPT, 12)
-            assert engine.status.restarts == restarts
+            await live.restarted(engine, restarts)
 
     for timeout_s in timeouts_s[:-1]:
         with suppress(AssertionError, EngineDied):  # a busy machine loads no faster than it hangs

@@ -125,6 +125,13 @@ def state(engine: AsyncEngine) -> EngineState:
     return engine.status.state
 
 
+async def restarted(engine: AsyncEngine, count: int) -> None:
+    """Until it has been started again that often: who is through before may hear of no kill."""
+    while engine.status.restarts < count:  # noqa: ASYNC110 - a status is polled
+        await asyncio.sleep(0.005)
+    assert engine.status.restarts == count
+
+
 async def loading(variant: str) -> AsyncEngine:
     """An engine whose process has begun to load."""
     engine = AsyncEngine(config(variant))

@@ -22,7 +22,7 @@ from rocmforge.engine.ipc.messages import Command, ForgetGrammar
 from rocmforge.engine.ipc.params import SamplingParams, TokenEvent, TokenPieces
 from rocmforge.engine.ipc.wire import encode
 from rocmforge.errors import EngineError
-from tests.unit.engine.client.test_client import Engine, config, read, run, tokens
+from tests.unit.engine.client.test_client import Engine, config, read, restarted, run, tokens
 from tests.unit.engine.constraint.test_grammar import PIECES, VOCAB_SIZE, lark
 from tests.unit.engine.helpers import request
 
@@ -114,7 +114,7 @@ def test_a_new_process_is_told_of_the_grammars_that_it_goes_on_with() -> None:
             os.kill(engine.pid, signal.SIGKILL)
             for events, handle in zip(begun, handles, strict=True):
                 assert said(events + await read(handle)).endswith(";<end>")
-            assert engine.status.restarts == 1
+            await restarted(engine, 1)
 
     run(test())
 
