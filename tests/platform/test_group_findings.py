@@ -33,11 +33,13 @@ def platform(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
 
 
-def run_ranks(libraries: Path = ROCM_PATH, **different: tuple[Any, Any]) -> list[dict[str, Any]]:
+def run_ranks(
+    libraries: Path = ROCM_PATH, patience_s: int = 60, **different: tuple[Any, Any]
+) -> list[dict[str, Any]]:
     """What both ranks say; arguments are those that differ from a run without mistakes."""
     group, running = new_group_id().hex(), []
     environment = os.environ | {
-        "RF_HOST_PATIENCE": "3",  # seconds, for ranks that do not come
+        "RF_HOST_PATIENCE": str(patience_s),  # for ranks that do not come
         "LD_LIBRARY_PATH": str(libraries / "lib"),
     }
     with ExitStack() as stack:
@@ -56,7 +58,7 @@ def run_ranks(libraries: Path = ROCM_PATH, **different: tuple[Any, Any]) -> list
 
 def findings(**different: tuple[Any, Any]) -> list[str]:
     """What the library told each rank, both of which got an error."""
-    answers = run_ranks(ROCM_PATH, **different)
+    answers = run_ranks(ROCM_PATH, 60, **different)
     assert all(answer["error"] for answer in answers)
     return [answer["finding"] for answer in answers]
 
@@ -102,9 +104,13 @@ def test_ranks_in_another_order() -> None:
 
 
 def test_a_rank_that_does_not_come() -> None:
-    first, second = run_ranks(gathers=(True, False))
-    assert "ncclAllGather of 5, call 2: rank 0 waited 3 s for rank 1" in first["finding"]
-    assert second["finding"] == ""
+    def is_found(patience_s: int) -> bool:
+        first, second = run_ranks(patience_s=patience_s, gathers=(True, False))
+        waited = f"ncclAllGather of 5, call 2: rank 0 waited {patience_s} s for rank 1"
+        return waited in first["finding"] and not second["finding"]
+
+    # A busy machine may start one so late that the other does not wait for it at all.
+    assert is_found(3) or is_found(20)
 
 
 def test_a_rank_that_sends_what_was_never_written() -> None:
@@ -114,5 +120,9 @@ def test_a_rank_that_sends_what_was_never_written() -> None:
 
 
 def test_ranks_on_the_same_device() -> None:
-    problems = findings(device=(1, 1))
-    assert any("ranks 0 and 1 are both on device 1" in problem for problem in problems)
+    def is_found(patience_s: int) -> bool:
+        answers = run_ranks(patience_s=patience_s, device=(1, 1))  # one waits in vain
+        said = [answer["finding"] for answer in answers if answer["error"]]
+        return len(said) == 2 and any("ranks 0 and 1 are both on device 1" in each for each in said)
+
+    assert is_found(3) or is_found(20)
