@@ -16,7 +16,8 @@ from rocmforge.errors import BadAdapter, BadFolder, UnsupportedTensor
 from rocmforge.huggingface.files.folder import Folder
 from rocmforge.huggingface.files.json_object import JsonObject
 from rocmforge.huggingface.files.shards import map_file
-from rocmforge.huggingface.names import ONE_EXPERT, decoder_names
+from rocmforge.huggingface.name_table import ONE_EXPERT
+from rocmforge.huggingface.names import decoder_names
 from rocmforge.huggingface.weights import tensors_of
 from rocmforge.models.config import ModelConfig
 from rocmforge.models.families import FAMILIES

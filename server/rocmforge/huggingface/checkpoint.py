@@ -16,10 +16,12 @@ from rocmforge.huggingface.adapter import is_adapter
 from rocmforge.huggingface.config.decoder_types import DECODERS
 from rocmforge.huggingface.config.decoders import is_tied, read_decoder
 from rocmforge.huggingface.config.encoders import ENCODERS, read_encoder
+from rocmforge.huggingface.encoder_names import encoder_names
 from rocmforge.huggingface.files.folder import CONFIG, Folder
 from rocmforge.huggingface.files.json_object import JsonObject
 from rocmforge.huggingface.files.shards import WeightFile, map_shards
-from rocmforge.huggingface.names import NameTable, decoder_names, encoder_names
+from rocmforge.huggingface.name_table import NameTable
+from rocmforge.huggingface.names import decoder_names
 from rocmforge.huggingface.pooling import read_dense, read_pooling
 from rocmforge.huggingface.ranking import HEAD, read_head, read_instruction, with_head
 from rocmforge.huggingface.sampling import read_sampling

@@ -1,147 +1,16 @@
-"""Names of tensors in folders, and our names of the weights that they hold.
-
-Transformers' own classes and the code that comes with some models name the same weights in several
-ways. A name is a prefix, which depends on the class that saved the model, the place, and a suffix.
-What a class holds beside the model (buffers, heads of pre-training, the vision part of a model that
-takes images) is left out, and nothing else is.
-"""
+"""Names of the tensors of decoders in folders."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
 
+from rocmforge.huggingface.name_table import ATTENTION, NameTable, weights_and_biases
 from rocmforge.models.config import ModelConfig
 
-ONE_EXPERT: Final = (re.compile(r"(.+\.experts)\.(?P<expert>\d{1,4})\.(.+)"), r"\1.\3")
-"""A tensor of one expert, and what the names here call that of all."""
-
-
-_OF_PREDICTOR: Final = MappingProxyType(
-    {
-        "eh_proj.weight": "projection",
-        "enorm.weight": "embedding_norm",
-        "hnorm.weight": "hidden_norm",
-        "embed_tokens.weight": "embedding",
-        "shared_head.norm.weight": "output_norm",
-        "shared_head.head.weight": "output",
-    }
-)
-"""A predictor as DeepSeek names it: within its layer, which follows the others."""
-_MTP_LAYER: Final = "mtp.layers.0."
-_OF_MTP: Final = MappingProxyType(
-    {
-        "mtp.fc.weight": "projection",
-        "mtp.pre_fc_norm_embedding.weight": "embedding_norm",
-        "mtp.pre_fc_norm_hidden.weight": "hidden_norm",
-        "mtp.norm.weight": "output_norm",
-    }
-)
-"""A predictor as Qwen names it: beside the layers."""
-
-
-@dataclass(frozen=True, slots=True)
-class NameTable:
-    """How a family names its weights.
-
-    Attributes:
-        prefixes: Any of them may stand before a name.
-        layer: Pattern of what stands before the part of a layer; its group is the index.
-        parts: Names within a layer and ours, in the order of rows where one tensor holds several.
-        model: Names outside the layers and ours.
-        left_out: Pattern of names that are no part of the model.
-        layer_of_predictor: The layer behind the others with which a predictor guesses tokens.
-    """
-
-    prefixes: tuple[str, ...]
-    layer: re.Pattern[str]
-    parts: Mapping[str, tuple[str, ...]]
-    model: Mapping[str, str]
-    left_out: re.Pattern[str]
-    layer_of_predictor: int | None = None  # None: it is not wanted, or there is none
-
-    def find(self, name: str) -> tuple[str, ...] | None:
-        """Returns our names of the weights in a tensor.
-
-        Returns:
-            Empty for a tensor that is no part of the model; None for one that is not known.
-        """
-        bare = self._bare(name)
-        if bare in self.model:
-            return (self.model[bare],)
-        match = self.layer.match(bare)
-        if match is not None:
-            parts = self.parts.get(bare[match.end() :])
-            if parts is not None:
-                return tuple(f"layers.{int(match[1])}.{part}" for part in parts)
-        return () if self.left_out.search(name) else None
-
-    def layer_of(self, name: str) -> int | None:
-        """Returns the layer that a tensor is of by its name; None if it is of none."""
-        match = self.layer.match(self._bare(name))
-        return None if match is None else int(match[1])
-
-    def _bare(self, name: str) -> str:
-        """Returns a name without the prefix."""
-        for prefix in self.prefixes:
-            if name.startswith(prefix):
-                name = name.removeprefix(prefix)
-                break
-        if self.layer_of_predictor is not None and name.startswith(_MTP_LAYER):
-            name = f"layers.{self.layer_of_predictor}.{name.removeprefix(_MTP_LAYER)}"
-        return name
-
-    def with_predictor(self, layer: int) -> NameTable:
-        """Returns the names of a model whose layer of this index is that of its predictor."""
-        found = {
-            (f"layers.{layer}.{theirs}" if is_in_layer else theirs): f"predictor.{ours}"
-            for is_in_layer, names in ((True, _OF_PREDICTOR), (False, _OF_MTP))
-            for theirs, ours in names.items()
-        }
-        model = MappingProxyType({**self.model, **found})
-        return replace(self, model=model, layer_of_predictor=layer)
-
-    def prefix_of(self, names: Iterable[str]) -> str:
-        """Returns the prefix that the names of a model begin with."""
-        for name in names:
-            for prefix in self.prefixes:
-                if name.startswith(prefix):
-                    return prefix
-        return ""
-
-    def name_of(self, place: str, prefix: str) -> str:
-        """Returns a name for a weight of ours, for messages about one that is missing."""
-        for theirs, ours in self.model.items():
-            if ours == place:
-                return ("" if theirs.startswith(("lm_head.", "model.")) else prefix) + theirs
-        if place.startswith("layers."):
-            _, index, part = place.split(".", 2)
-            stem = self.layer.pattern.replace(r"(\d{1,4})", index).replace("\\", "")
-            for theirs, parts in self.parts.items():
-                if part in parts:
-                    return prefix + stem.replace("(?:encoder.)?", "encoder.") + theirs
-        return place
-
-
-def weights_and_biases(*names: tuple[str, str], bias: bool = True) -> dict[str, tuple[str, ...]]:
-    """Returns rows for `NAME.weight` and, as `OURS_bias`, `NAME.bias`."""
-    rows: dict[str, tuple[str, ...]] = {}
-    for theirs, ours in names:
-        rows[f"{theirs}.weight"] = (ours,)
-        if bias:
-            rows[f"{theirs}.bias"] = (f"{ours}_bias",)
-    return rows
-
-
-_ATTENTION: Final = weights_and_biases(
-    ("self_attn.q_proj", "attention.q"),
-    ("self_attn.k_proj", "attention.k"),
-    ("self_attn.v_proj", "attention.v"),
-    ("self_attn.o_proj", "attention.output"),
-)
 _LATENT: Final = {
     **weights_and_biases(
         ("self_attn.q_proj", "latent.q"),
@@ -155,7 +24,7 @@ _LATENT: Final = {
     "self_attn.kv_b_proj.weight": ("latent.k_b", "latent.v_b"),
 }
 _DECODER_PARTS: Final = {
-    **_ATTENTION,
+    **ATTENTION,
     **weights_and_biases(
         ("self_attn.q_norm", "attention.q_norm"),
         ("self_attn.k_norm", "attention.k_norm"),
@@ -220,7 +89,7 @@ _GLM_NORMS: Final = weights_and_biases(
 
 _GPT_OSS_PARTS: Final = MappingProxyType(
     {
-        **_ATTENTION,
+        **ATTENTION,
         **_ONE_NORM,
         **weights_and_biases(("mlp.router", "experts.router")),
         "input_layernorm.weight": ("attention_norm",),
@@ -331,7 +200,7 @@ def _granite(network: str) -> NameTable:
         _decoder(_ONE_NORM),
         parts=MappingProxyType(
             {
-                **_ATTENTION,
+                **ATTENTION,
                 **_ONE_NORM,
                 **{f"mamba.{name}": parts for name, parts in _MAMBA.items()},
                 "input_layernorm.weight": ("attention_norm",),
@@ -358,7 +227,7 @@ _NEMOTRON: Final = NameTable(
             **{f"mixer.{name}": parts for name, parts in _MAMBA.items()},
             **{
                 name.replace("self_attn", "mixer"): parts
-                for name, parts in _ATTENTION.items()
+                for name, parts in ATTENTION.items()
                 if name.endswith("weight")
             },
             **weights_and_biases(
@@ -460,130 +329,3 @@ def decoder_names(config: ModelConfig) -> NameTable:
     if config.architecture == "granitehybrid":
         return _GRANITE_EXPERTS if config.layers[0].experts else _GRANITE_DENSE
     return _DECODER_NAMES[config.architecture]
-
-
-_EMBEDDINGS: Final = {
-    "embeddings.word_embeddings.weight": "embedding.token",
-    "embeddings.position_embeddings.weight": "embedding.position",
-    "embeddings.token_type_embeddings.weight": "embedding.type",
-    "embeddings.LayerNorm.weight": "embedding.norm",
-    "embeddings.LayerNorm.bias": "embedding.norm_bias",
-    "emb_ln.weight": "embedding.norm",
-    "emb_ln.bias": "embedding.norm_bias",
-}
-_BERT_ATTENTION: Final = weights_and_biases(
-    ("attention.self.query", "attention.q"),
-    ("attention.self.key", "attention.k"),
-    ("attention.self.value", "attention.v"),
-    ("attention.output.dense", "attention.output"),
-    ("attention.output.LayerNorm", "attention_norm"),
-)
-# The head of RoBERTa, and that of BERT, whose first matrix is the pooler's.
-_SCORES: Final = {
-    f"classifier{place}.{kind}": f"head.{ours}{'_bias' if kind == 'bias' else ''}"
-    for place, ours in ((".dense", "dense"), (".out_proj", "scores"), ("", "scores"))
-    for kind in ("weight", "bias")
-}
-_POOLER: Final = {"pooler.dense.weight": "head.dense", "pooler.dense.bias": "head.dense_bias"}
-
-_BERT: Final = NameTable(
-    prefixes=("bert.", "roberta.", "nomic_bert.", "model."),
-    layer=re.compile(r"encoder\.layer\.(\d{1,4})\."),
-    parts=MappingProxyType(
-        {
-            **_BERT_ATTENTION,
-            **weights_and_biases(
-                ("intermediate.dense", "feed_forward.up"),
-                ("output.dense", "feed_forward.down"),
-                ("output.LayerNorm", "feed_forward_norm"),
-            ),
-        }
-    ),
-    model=MappingProxyType({**_EMBEDDINGS, **_SCORES}),
-    left_out=re.compile(  # heads of training
-        r"^(cls|lm_head|pooler|head|decoder)\.|^\w+\.pooler\.|position_ids$|token_type_ids$"
-        r"|\.inv_freq$"
-    ),
-)
-_RANKER: Final = replace(
-    _BERT,
-    model=MappingProxyType({**_BERT.model, **_POOLER}),
-    left_out=re.compile(r"position_ids$|token_type_ids$"),
-)
-_JINA: Final = replace(
-    _BERT,
-    parts=MappingProxyType(
-        {
-            **_BERT_ATTENTION,
-            **weights_and_biases(
-                ("attention.self.layer_norm_q", "attention.q_norm"),
-                ("attention.self.layer_norm_k", "attention.k_norm"),
-                ("layer_norm_1", "attention_norm_2"),
-                ("layer_norm_2", "feed_forward_norm"),
-                ("mlp.layernorm", "feed_forward_norm"),
-                ("mlp.wo", "feed_forward.down"),
-                ("mlp.down_layer", "feed_forward.down"),
-            ),
-            # The model for code has the gate behind the other half.
-            "mlp.gated_layers.weight": ("feed_forward.gate", "feed_forward.up"),
-            "mlp.up_gated_layer.weight": ("feed_forward.up", "feed_forward.gate"),
-        }
-    ),
-    model=MappingProxyType(_EMBEDDINGS),
-)
-_NOMIC: Final = replace(
-    _BERT,
-    layer=re.compile(r"(?:encoder\.)?layers\.(\d{1,4})\."),
-    parts=MappingProxyType(
-        {
-            **_ATTENTION,
-            **weights_and_biases(
-                ("mlp.gate_proj", "feed_forward.gate"),
-                ("mlp.up_proj", "feed_forward.up"),
-                ("mlp.down_proj", "feed_forward.down"),
-                ("post_attention_layernorm", "attention_norm"),
-                ("post_mlp_layernorm", "feed_forward_norm"),
-                # Its first code.
-                ("attn.out_proj", "attention.output"),
-                ("mlp.fc11", "feed_forward.up"),
-                ("mlp.fc12", "feed_forward.gate"),
-                ("mlp.fc2", "feed_forward.down"),
-                ("norm1", "attention_norm"),
-                ("norm2", "feed_forward_norm"),
-            ),
-            "attn.Wqkv.weight": ("attention.q", "attention.k", "attention.v"),
-        }
-    ),
-    model=MappingProxyType(_EMBEDDINGS),
-)
-_MODERN: Final = replace(
-    _BERT,
-    layer=re.compile(r"layers\.(\d{1,4})\."),
-    parts=MappingProxyType(
-        {
-            **weights_and_biases(
-                ("attn_norm", "attention_norm"),
-                ("attn.Wo", "attention.output"),
-                ("mlp_norm", "feed_forward_norm"),
-                ("mlp.Wo", "feed_forward.down"),
-                bias=False,
-            ),
-            "attn.Wqkv.weight": ("attention.q", "attention.k", "attention.v"),
-            "mlp.Wi.weight": ("feed_forward.gate", "feed_forward.up"),
-        }
-    ),
-    model=MappingProxyType(
-        {
-            "embeddings.tok_embeddings.weight": "embedding.token",
-            "embeddings.norm.weight": "embedding.norm",
-            "final_norm.weight": "output_norm",
-        }
-    ),
-)
-
-
-def encoder_names(architecture: str, *, ranks: bool) -> NameTable:
-    """Returns the names of an encoder's weights, by our name of the architecture."""
-    if architecture == "bert":
-        return _RANKER if ranks else _BERT
-    return {"jina-bert-v2": _JINA, "nomic-bert": _NOMIC, "modern-bert": _MODERN}[architecture]

@@ -18,7 +18,7 @@ from rocmforge.checkpoint.tensor import Tensor, float32_tensor
 from rocmforge.errors import UnsupportedArchitecture, UnsupportedTensor
 from rocmforge.huggingface.files.folder import Folder
 from rocmforge.huggingface.files.json_object import JsonObject
-from rocmforge.huggingface.names import NameTable
+from rocmforge.huggingface.name_table import NameTable
 from rocmforge.huggingface.pooling import LOGIT_SCORE, module_config
 from rocmforge.models.config import ModelConfig
 

@@ -13,7 +13,7 @@ from rocmforge.checkpoint.formats import FORMATS, WeightFormat
 from rocmforge.checkpoint.tensor import Tensor, float32_tensor
 from rocmforge.errors import UnsupportedTensor
 from rocmforge.huggingface.files.shards import WeightFile
-from rocmforge.huggingface.names import ONE_EXPERT, NameTable
+from rocmforge.huggingface.name_table import ONE_EXPERT, NameTable
 from rocmforge.huggingface.packed_experts import PACKED, turn_experts, unpack_experts
 from rocmforge.models.config import ModelConfig
 from rocmforge.models.layouts import (

@@ -7,7 +7,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
 
-from rocmforge.huggingface.names import NameTable, weights_and_biases
+from rocmforge.huggingface.name_table import NameTable, weights_and_biases
 from rocmforge.models.config import ModelConfig
 from rocmforge.models.vision.towers import PIXTRAL_TOWERS
 
