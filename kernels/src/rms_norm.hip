@@ -60,26 +60,23 @@ extern "C" __global__ __launch_bounds__(1024) void rf_add_rows(
                             });
 }
 
-// x: f32 [rows, hidden_size], rows stride apart (a multiple of 4), in place. Grid: (rows).
+// x: f32 [rows, hidden_size], rows stride apart (a multiple of 4), in place. other: more of them,
+// of another size, or null. Grid: (rows), or (rows, 2) with others.
 extern "C" __global__ __launch_bounds__(1024) void rf_rms_norm_columns(
-    float* __restrict__ x, const float* __restrict__ weight, int64_t stride, int32_t hidden_size,
-    float eps) {
+    float* x, const float* __restrict__ weight, int64_t stride, int32_t hidden_size, float* other,
+    const float* __restrict__ other_weight, int64_t other_stride, int32_t other_size, float eps) {
   __shared__ float partial[rf::kMaxWaves];
+  if (blockIdx.y != 0) {
+    x = other;
+    weight = other_weight;
+    stride = other_stride;
+    hidden_size = other_size;
+  }
   float* row = x + static_cast<int64_t>(blockIdx.x) * stride;
   rf::NormRow values, weights;
-  float squares = 0.0f;
-#pragma unroll
-  for (int step = 0; step < rf::kNormSteps; ++step) {
-    const int i = rf::norm_index(step);
-    values[step] = 0.0f;
-    weights[step] = 0.0f;
-    if (i >= hidden_size) continue;
-    weights[step] = rf::load16(weight + i);
-    values[step] = rf::load16(row + i);
-    squares += rf::sum_four(values[step] * values[step]);
-  }
-  const float mean = rf::block_sum(squares, partial) / static_cast<float>(hidden_size);
-  const float factor = rf::rsqrt(mean + eps);
+  rf::load_row(weight, hidden_size, weights);
+  rf::load_row(row, hidden_size, values);
+  const float factor = rf::norm_factor(values, hidden_size, eps, partial);
 #pragma unroll
   for (int step = 0; step < rf::kNormSteps; ++step) {
     const int i = rf::norm_index(step);

@@ -405,6 +405,11 @@ class ReferenceOps:
     def norm_projection(self, x: Float32Array, weight: Weight, bias: Weight | None) -> Float32Array:
         return self.norm(x, weight, bias)
 
+    def norm_queries_and_keys(
+        self, q: Float32Array, k: Float32Array, q_norm: Weight, k_norm: Weight
+    ) -> tuple[Float32Array, Float32Array]:
+        return self.norm(q, q_norm, None), self.norm(k, k_norm, None)
+
     def rope(
         self,
         step: Step,

@@ -109,11 +109,27 @@ def test_columns_of_a_wider_matrix_are_normalised_in_place(
     whole = random_rows(rows, 2 * dim + 4)
     weight, there = random_rows(1, dim, seed=2)[0], device.upload(whole)
     if rows:
-        args = (there.part(dim), device.upload(weight), 2 * dim + 4, dim, EPS)
+        args = (there.part(dim), device.upload(weight), 2 * dim + 4, dim, None, None, 0, 0, EPS)
         device.launch("rf_rms_norm_columns", *args, grid=rows, block=threads)
     found, own = there.get(), slice(dim, 2 * dim)
     check(found[:, own], expected_norm(whole[:, own], weight), rtol=2e-6)
     np.testing.assert_array_equal(np.delete(found, own, 1), np.delete(whole, own, 1))
+
+
+def test_columns_may_be_normalised_beside_others(device: Device) -> None:
+    """Queries and keys: of several sizes, in one matrix."""
+    whole, weights = random_rows(3, 388), random_rows(1, 384, seed=2)[0]
+    there, first, second = device.upload(whole), weights[:256], weights[256:]
+    device.launch(
+        "rf_rms_norm_columns",
+        *(there, device.upload(first), 388, 256),
+        *(there.part(256), device.upload(second), 388, 128, EPS),
+        grid=(3, 2),
+        block=64,
+    )
+    wanted = expected_norm(whole[:, :256], first), expected_norm(whole[:, 256:384], second)
+    check(there.get()[:, :384], np.hstack(wanted), rtol=2e-6)
+    np.testing.assert_array_equal(there.get()[:, 384:], whole[:, 384:])
 
 
 @pytest.mark.parametrize(

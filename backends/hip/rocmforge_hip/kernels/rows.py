@@ -54,9 +54,18 @@ def rf_add_rows(
 
 
 def rf_rms_norm_columns(
-    *, x: Pointer, weight: Pointer, stride: I64, hidden_size: I32, eps: F32
+    *,
+    x: Pointer,
+    weight: Pointer,
+    stride: I64,
+    hidden_size: I32,
+    other: Pointer | None,
+    other_weight: Pointer | None,
+    other_stride: I64,
+    other_size: I32,
+    eps: F32,
 ) -> None:
-    """Norms columns of rows of float32, in place."""
+    """Norms columns of rows of float32, in place, and others beside them."""
 
 
 def rf_gate_per_layer(

@@ -614,6 +614,14 @@ class HipOps:
         self._norms.norm_projection(x, weight, bias)
         return x
 
+    def norm_queries_and_keys(
+        self, q: Activation, k: Activation, q_norm: Weight, k_norm: Weight
+    ) -> tuple[Activation, Activation]:
+        """Works in place."""
+        assert isinstance(self._norms, RmsNorms)
+        self._norms.norm_projections((q, q_norm), (k, k_norm))
+        return q, k
+
     def rope(
         self,
         step: DeviceStep,

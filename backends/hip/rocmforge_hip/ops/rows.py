@@ -285,12 +285,25 @@ class RmsNorms:
     def norm_projection(self, x: Activation, weight: Weight, bias: Weight | None) -> None:
         """Norms rows of float32 in place; they may be columns of a wider matrix."""
         assert bias is None
+        self.norm_projections((x, weight), None)
+
+    def norm_projections(
+        self, first: tuple[Activation, Weight], second: tuple[Activation, Weight] | None
+    ) -> None:
+        """Norms rows of one or two such activations."""
+        (x, weight), (other, other_weight) = first, second or (None, None)
+        features = 0 if other is None else other.features
         self._columns.launch(
-            *_blocks(x),
+            (x.rows, 1 if other is None else 2, 1),
+            norm_threads(max(x.features, features)),
             x=f32_of(x),
             weight=vector_of(weight, x.features),
             stride=x.stride or x.features,
             hidden_size=x.features,
+            other=None if other is None else f32_of(other),
+            other_weight=optional_vector(other_weight, features),
+            other_stride=0 if other is None else other.stride or features,
+            other_size=features,
             eps=self.eps,
         )
 
@@ -334,6 +347,10 @@ class PerLayerRows:
             weight=vector_of(norm, size),
             stride=size,
             hidden_size=size,
+            other=None,
+            other_weight=None,
+            other_stride=0,
+            other_size=0,
             eps=self._eps,
         )
 

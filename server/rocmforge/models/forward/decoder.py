@@ -199,8 +199,7 @@ def _store(
     q, k, v, *gates = ops.qkv(step, x, weights, biases)
     q_norm, k_norm = attention.q_norm, attention.k_norm
     if config.layers[spec.layer].joint_head_norms:
-        q = ops.norm_projection(q, present(q_norm), None)
-        k = ops.norm_projection(k, present(k_norm), None)
+        q, k = ops.norm_queries_and_keys(q, k, present(q_norm), present(k_norm))
         q_norm = k_norm = None
     return ops.rope_and_store(step, q, k, v, q_norm, k_norm, spec), gates
 

@@ -437,6 +437,10 @@ class Ops(Protocol[A, W, S]):
         """Returns the norm of queries or keys, all heads as one row; may overwrite x."""
         ...
 
+    def norm_queries_and_keys(self, q: A, k: A, q_norm: W, k_norm: W) -> tuple[A, A]:
+        """Returns what `norm_projection` does of both, without a bias; may overwrite them."""
+        ...
+
     def rope(
         self, step: S, q: A, k: A, q_norm: W | None, k_norm: W | None, spec: AttentionSpec
     ) -> tuple[A, A]:
