@@ -19,7 +19,7 @@ from typing import Literal, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from rocmforge.checkpoint.cache_types import KvDtype as KvDtype
+from rocmforge.checkpoint.cache_types import KvDtype
 from rocmforge.models.checkpoint import Checkpoint
 from rocmforge.models.config import ModelConfig
 from rocmforge.models.lora import AdapterSpec

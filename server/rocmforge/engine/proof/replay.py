@@ -13,7 +13,8 @@ from typing import Final, Literal
 
 from msgspec import convert
 
-from rocmforge.backend.protocol import Backend, KvDtype, LoadOptions, Runner
+from rocmforge.backend.protocol import Backend, LoadOptions, Runner
+from rocmforge.checkpoint.cache_types import KvDtype
 from rocmforge.engine.ipc.params import TokenLogprob
 from rocmforge.engine.ipc.recorded import TOP
 from rocmforge.engine.proof.bundle import ProofBundle, digest_of
