@@ -264,9 +264,17 @@ class ReferenceOps:
             v = ops.rms_norm(v, np.ones(layer.value_dim, v.dtype), self._config.norm_eps)
         k = self._norm_and_rotate(step, k, k_norm, spec)
         slots, _ = self._places(step.input, spec.layer)
-        ops.store(cache.keys, k, slots)
-        ops.store(cache.values, v, slots)
+        ops.store(cache.keys, self.stored_keys(k), slots)
+        ops.store(cache.values, self.stored_values(v), slots)
         return self.rotate_queries(step, q.reshape(len(q), -1), q_norm, spec)
+
+    def stored_keys(self, k: Float32Array) -> Float32Array:
+        """Returns keys as the cache holds them, [T, heads, key_dim]; latent vectors, too."""
+        return k
+
+    def stored_values(self, v: Float32Array) -> Float32Array:
+        """Returns values as the cache holds them, [T, heads, value_dim]."""
+        return v
 
     def _places(self, step: StepInput, layer: int) -> tuple[Int64Array, Int32Array]:
         """Returns the slots of new tokens and the block table of a layer."""
@@ -319,7 +327,7 @@ class ReferenceOps:
         rank = self._config.layers[spec.layer].latent_rank
         latent, rotating = self.norm(kv[:, :rank], norm, None), kv[:, None, rank:]
         rows = np.concatenate([self._rotate(step, rotating, spec), latent[:, None]], axis=-1)
-        ops.store(self._caches[spec.layer].keys, rows, step.input.slot_mapping)
+        ops.store(self._caches[spec.layer].keys, self.stored_keys(rows), step.input.slot_mapping)
 
     def absorb(self, step: Step, q: Float32Array, k_b: Weight, spec: AttentionSpec) -> Float32Array:
         layer = self._config.layers[spec.layer]

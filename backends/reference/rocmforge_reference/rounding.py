@@ -86,40 +86,23 @@ class RoundingOps(ReferenceOps):
     ) -> Float32Array:
         return super().experts(self._activation(x), chosen, weights, experts, activation)
 
-    def rope_and_store(
-        self,
-        step: Step,
-        q: Float32Array,
-        k: Float32Array,
-        v: Float32Array,
-        q_norm: Weight | None,
-        k_norm: Weight | None,
-        spec: AttentionSpec,
-    ) -> Float32Array:
-        layer = self._config.layers[spec.layer]
-        k = self._stored(k, layer.key_dim)
-        if self.kv_dtype == "k8v4":
-            v = turned(to_int8(turned(v), layer.value_dim, _LARGEST_INT4))
-        else:
-            v = self._stored(v, layer.value_dim)
-        return super().rope_and_store(step, q, k, v, q_norm, k_norm, spec)
+    def stored_keys(self, k: Float32Array) -> Float32Array:
+        if self.kv_dtype in ("int8", "k8v4"):
+            return to_int8(k, k.shape[-1])
+        return to_half(k) if self.kv_dtype == "f16" else k
 
-    def store_latent(self, step: Step, kv: Float32Array, norm: Weight, spec: AttentionSpec) -> None:
-        super().store_latent(step, self._stored(kv, kv.shape[-1]), norm, spec)
+    def stored_values(self, v: Float32Array) -> Float32Array:
+        if self.kv_dtype == "k8v4":
+            return turned(to_int8(turned(v), v.shape[-1], _LARGEST_INT4))
+        return self.stored_keys(v)
 
     def rotate_queries(
         self, step: Step, q: Float32Array, q_norm: Weight | None, spec: AttentionSpec
     ) -> Float32Array:
         rotated = super().rotate_queries(step, q, q_norm, spec)
-        return rotated if self.kv_dtype == "f32" else to_half(rotated)
+        return rotated if self.activation_bits == 32 else to_half(rotated)
 
     def _activation(self, x: Float32Array) -> Float32Array:
         if self.activation_bits == 8:
             return to_int8(x, _GROUP)
         return to_half(x) if self.activation_bits == 16 else x
-
-    def _stored(self, x: Float32Array, row: int) -> Float32Array:
-        """Rounds keys or values, whose rows of heads have a scale each."""
-        if self.kv_dtype in ("int8", "k8v4"):
-            return to_int8(x, row)
-        return to_half(x) if self.kv_dtype == "f16" else x

@@ -134,6 +134,15 @@ def test_int8_has_the_error_that_rounding_to_int8_explains(
     assert as_if_finer.error > 5 * as_if_finer.expected
 
 
+def test_an_int8_cache_holds_what_that_of_the_reference_holds(
+    stack: ExitStack, tmp_path: Path
+) -> None:
+    model = write_model(fitting(by_name("llama")), tmp_path)
+    begin, samples = served(stack, model, kv_dtype="int8", activation_bits="16")
+    right = verified(begin, samples)
+    assert right.error == pytest.approx(right.expected, rel=0.3)
+
+
 def test_a_replay_names_the_layer_of_the_device_that_is_wrong(
     stack: ExitStack, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -28,6 +28,7 @@ from rocmforge.backend.protocol import LoadOptions, Runner
 from rocmforge.engine.ipc.messages import Shutdown, describe_error
 from rocmforge.engine.ipc.wire import FrameReader, encode
 from rocmforge.engine.process import end_with_server
+from rocmforge.engine.proof.bounds import QUANTISED_CACHES
 from rocmforge.engine.proof.bundle import write_bundle
 from rocmforge.engine.proof.comparing import WANTED_TOP, Difference, differ, restricted
 from rocmforge.engine.proof.messages import (
@@ -69,9 +70,11 @@ def reference_options(begin: Begin) -> LoadOptions:
 
 
 def load_reference(begin: Begin) -> tuple[Runner, Runner]:
-    """Loads the model; returns the runner that computes exactly, and one that rounds.
+    """Loads the model; returns the runner that is right, and one that rounds as the device may.
 
-    Activations are rounded to int8 only where they meet weights that are quantised.
+    Where the device's cache is int8, the right one has such a cache, too, and is exact but for it:
+    rounding to int8 would hide what is wrong. Activations are rounded to int8 only where they meet
+    weights that are quantised.
 
     Raises:
         RocmForgeError: the files are not what they were, or the host's memory has no room.
@@ -89,8 +92,10 @@ def reference_runners(begin: Begin, checkpoint: Checkpoint) -> tuple[Runner, Run
     runner = backend.load(checkpoint, reference_options(begin), lambda stage, share: None)
     is_quantised = any(each.format.is_quantised for each in checkpoint.weights.values())
     assert isinstance(runner, Rounding), "the reference backend's runner can round"
-    bits = begin.runner.activation_bits
-    return runner, runner.rounded(begin.runner.kv_dtype, bits if is_quantised else max(bits, 16))
+    kv_dtype, bits = begin.runner.kv_dtype, begin.runner.activation_bits
+    rounding = runner.rounded(kv_dtype, bits if is_quantised else max(bits, 16))
+    right = runner.rounded(kv_dtype, 32) if kv_dtype in QUANTISED_CACHES else runner
+    return right, rounding
 
 
 class Checker:
