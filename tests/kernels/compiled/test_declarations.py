@@ -41,7 +41,8 @@ def declared() -> Iterator[Declaration]:
     for module in iter_modules(declarations.__path__):
         found = import_module(f"{declarations.__name__}.{module.name}")
         for name, function in inspect.getmembers(found, inspect.isfunction):
-            if name != "rf_logits_processor":
+            is_own = function.__module__ == found.__name__
+            if is_own and name != "rf_logits_processor":
                 yield function
 
 
