@@ -83,3 +83,31 @@ extern "C" __global__ __launch_bounds__(1024) void rf_rms_norm_columns(
     if (i < hidden_size) rf::store16(row + i, values[step] * factor * weights[step]);
   }
 }
+
+// x: halves [rows, hidden_size], rows stride apart (a multiple of 4), in place. Grid: (rows).
+extern "C" __global__ __launch_bounds__(1024) void rf_rms_norm_half(
+    rf::half* __restrict__ x, const float* __restrict__ weight, int64_t stride, int32_t hidden_size,
+    float eps) {
+  using Four = rf::Vec<rf::half, 4>;
+  __shared__ float partial[rf::kMaxWaves];
+  rf::half* row = x + static_cast<int64_t>(blockIdx.x) * stride;
+  rf::NormRow values, weights;
+  rf::load_row(weight, hidden_size, weights);
+#pragma unroll
+  for (int step = 0; step < rf::kNormSteps; ++step) {
+    const int i = rf::norm_index(step);
+    values[step] = 0.0f;
+    if (i >= hidden_size) continue;
+    const Four four = *reinterpret_cast<const Four*>(row + i);
+    for (int k = 0; k < 4; ++k) values[step][k] = rf::to_float(four[k]);
+  }
+  const float factor = rf::norm_factor(values, hidden_size, eps, partial);
+#pragma unroll
+  for (int step = 0; step < rf::kNormSteps; ++step) {
+    const int i = rf::norm_index(step);
+    if (i >= hidden_size) continue;
+    Four four;
+    for (int k = 0; k < 4; ++k) four[k] = rf::to_half(values[step][k] * factor * weights[step][k]);
+    *reinterpret_cast<Four*>(row + i) = four;
+  }
+}

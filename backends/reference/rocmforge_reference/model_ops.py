@@ -123,8 +123,7 @@ class ReferenceOps:
         eps = self._config.norm_eps if eps is None else eps
         if weight is None:
             return x
-        if self._config.norm is NormKind.RMS:
-            assert bias is None
+        if self._config.norm is NormKind.RMS and bias is None:
             return ops.rms_norm(x, weight.values, eps)
         return ops.layer_norm(x, weight.values, _values(bias), eps)
 

@@ -154,6 +154,12 @@ _OF_TOWERS: Final = (
     | {"attention_norm", "attention_norm_bias", "feed_forward_norm", "feed_forward_norm_bias"}
     | {"feed_forward.up_bias", "feed_forward.down_bias", "output_norm", "output_norm_bias"}
 )
+_OF_INTERNVL: Final = (
+    (_OF_TOWERS - _BIASES - {"output_norm", "output_norm_bias"})
+    | {"attention.output_bias", "attention_scale", "feed_forward_scale"}
+    | {"embedding.class_token", "projector.row_norm", "projector.row_norm_bias"}
+    | {"projector.inner", "projector.inner_bias", "projector.matrix_bias"}
+)
 _OF_PIXTRAL: Final = (
     _ATTENTION
     | {"attention_norm", "feed_forward_norm", "feed_forward.gate", "embedding.norm"}
@@ -425,15 +431,20 @@ FAMILIES: Final[Mapping[str, ModelFamily]] = MappingProxyType(
                 ("pixtral-merging", frozenset({"output_norm", "projector.merger"})),
             )
         },
-        # Chen et al. 2023, arXiv:2312.14238: the smaller one of InternVL's.
+        # Chen et al. 2023, arXiv:2312.14238: the smaller one of InternVL's, then that of 6B.
         "internvl-tower": ModelFamily(
-            has=(_OF_TOWERS - _BIASES - {"output_norm", "output_norm_bias"})
-            | {"attention.output_bias", "attention_scale", "feed_forward_scale"}
-            | {"embedding.class_token", "projector.row_norm", "projector.row_norm_bias"}
-            | {"projector.inner", "projector.inner_bias", "projector.matrix_bias"},
+            has=_OF_INTERNVL,
             may_have=_BIASES - {"attention.output_bias"},
             causal=False,
             norm=NormKind.LAYER,
+            activation=ActivationFunction.GELU,
+            has_rope=False,
+        ),
+        "internvl-6b-tower": ModelFamily(
+            has=(_OF_INTERNVL - {"attention_norm_bias", "feed_forward_norm_bias"}) | _HEAD_NORMS,
+            may_have=_BIASES - {"attention.output_bias"},
+            causal=False,
+            joint_head_norms=True,
             activation=ActivationFunction.GELU,
             has_rope=False,
         ),

@@ -38,6 +38,7 @@ CLASSES = {
     "qwen3_vl_moe": ("Qwen3VLMoe", "ForConditionalGeneration"),
     "qwen3_5": ("Qwen3_5", "ForConditionalGeneration"),
     "internvl": ("InternVL", "ForConditionalGeneration"),
+    "internvl_6b": ("InternVL", "ForConditionalGeneration"),
     "mistral3": ("Mistral3", "ForConditionalGeneration"),
     "pixtral": ("Llava", "ForConditionalGeneration"),
     "qwen2_vl": ("Qwen2VL", "ForConditionalGeneration"),

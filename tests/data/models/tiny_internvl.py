@@ -69,6 +69,17 @@ class TinyInternVL(TinyTower):
                 "mlp.fc1": (inner, size),
                 "mlp.fc2": (size, inner),
             }
+            if vision["use_qk_norm"]:
+                norms = (
+                    "layernorm_before",
+                    "layernorm_after",
+                    "attention.q_norm",
+                    "attention.k_norm",
+                )
+                found |= {f"{stem}{name}.weight": (size,) for name in norms}
+                found |= {f"{stem}attention.{part}_proj.weight": (size, size) for part in "qkv"}
+                ends = ("_proj", "layernorm_before", "layernorm_after")
+                layer = {name: layer[name] for name in layer if not name.endswith(ends)}
             with_biases |= {f"{stem}{name}": shape for name, shape in layer.items()}
         for name, shape in with_biases.items():
             found |= {f"{name}.weight": shape, f"{name}.bias": shape[:1]}
@@ -173,4 +184,22 @@ INTERNVL: Final = TinyInternVL(
         "rescale_factor": 1 / 255,
     },
     seed=45,
+)
+
+INTERNVL_6B: Final = TinyInternVL(
+    name="internvl_6b",
+    config={
+        **INTERNVL.config,
+        "vision_config": {
+            **INTERNVL.config["vision_config"],
+            "hidden_size": 256,
+            "num_attention_heads": 2,
+            "attention_bias": False,
+            "layer_norm_eps": 1e-6,
+            "norm_type": "rms_norm",
+            "use_qk_norm": True,
+        },
+    },
+    processor=INTERNVL.processor,
+    seed=61,
 )

@@ -1,4 +1,4 @@
-"""rf_rms_norm, rf_add_rms_norm and rf_rms_norm_columns against the reference in float64."""
+"""Norms by root mean square (rf_rms_norm and others) against the reference in float64."""
 
 from __future__ import annotations
 
@@ -102,17 +102,30 @@ def test_sums_may_be_scaled(device: Device, rows: int, dim: int, threads: int) -
     check(f32.get(), expected_norm(total, weight), rtol=2e-6)
 
 
+@pytest.mark.parametrize(
+    ("kernel", "dtype", "rtol", "atol"),
+    [("rf_rms_norm_columns", np.float32, 2e-6, 0), ("rf_rms_norm_half", np.float16, 6e-4, 6e-8)],
+    ids=["float32", "halves"],
+)
 @ALL_SHAPES
 def test_columns_of_a_wider_matrix_are_normalised_in_place(
-    device: Device, rows: int, dim: int, threads: int
+    device: Device,
+    rows: int,
+    dim: int,
+    threads: int,
+    kernel: str,
+    dtype: type[np.floating[Any]],
+    rtol: float,
+    atol: float,
 ) -> None:
-    whole = random_rows(rows, 2 * dim + 4)
+    whole = random_rows(rows, 2 * dim + 4).astype(dtype)
     weight, there = random_rows(1, dim, seed=2)[0], device.upload(whole)
     if rows:
-        args = (there.part(dim), device.upload(weight), 2 * dim + 4, dim, None, None, 0, 0, EPS)
-        device.launch("rf_rms_norm_columns", *args, grid=rows, block=threads)
+        others = (None, None, 0, 0) if kernel == "rf_rms_norm_columns" else ()
+        args = (there.part(dim), device.upload(weight), 2 * dim + 4, dim, *others, EPS)
+        device.launch(kernel, *args, grid=rows, block=threads)
     found, own = there.get(), slice(dim, 2 * dim)
-    check(found[:, own], expected_norm(whole[:, own], weight), rtol=2e-6)
+    check(found[:, own], expected_norm(whole[:, own], weight), rtol=rtol, atol=atol)
     np.testing.assert_array_equal(np.delete(found, own, 1), np.delete(whole, own, 1))
 
 

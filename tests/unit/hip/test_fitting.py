@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import gguf
@@ -10,10 +11,13 @@ import pytest
 
 from rocmforge.checkpoint.formats import FORMATS
 from rocmforge.checkpoint.tensor import Tensor, float32_tensor
+from rocmforge.errors import UnsupportedArchitecture
 from rocmforge.models.weights import take
 from rocmforge.opening import open_checkpoint
 from rocmforge_hip.device.heads import FULL_HEADS
+from rocmforge_hip.load.supported import check_sizes
 from rocmforge_hip.weights.fitting import PaddedTensor, fit_tower
+from tests.data.models.tiny_internvl import INTERNVL_6B
 from tests.data.models.tiny_towers import GEMMA3, write_tower_folder
 from tests.support.weights import ggml_type
 
@@ -40,6 +44,18 @@ def test_a_tower_gets_the_sizes_that_there_are_kernels_for(tmp_path: Path) -> No
         expected = before.output.to_float32().reshape(288, 4, 72)
         np.testing.assert_array_equal(found[..., :72], expected)
         assert checkpoint.config is fit_tower(checkpoint.config, weights, FULL_HEADS)[0]
+
+
+def test_heads_that_are_normed_together_get_no_zeros(tmp_path: Path) -> None:
+    """The mean of their squares would be another; no kernel fits such a tower."""
+    with open_checkpoint(write_tower_folder(INTERNVL_6B, tmp_path / "model")) as checkpoint:
+        assert checkpoint.tower is not None
+        config, weights = checkpoint.tower.config, checkpoint.tower.weights
+        layers = tuple(replace(layer, key_dim=72, value_dim=72) for layer in config.layers)
+        fitted, _ = fit_tower(replace(config, layers=layers), take(config, weights), FULL_HEADS)
+        assert {layer.key_dim for layer in fitted.layers} == {72}
+        with pytest.raises(UnsupportedArchitecture, match="heads of 72 elements"):
+            check_sizes(fitted, FULL_HEADS)
 
 
 ROWS = np.array([0, -1, 2, 1], np.intp)

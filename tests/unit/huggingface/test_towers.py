@@ -341,7 +341,8 @@ def test_a_folder_of_internvl_says_how_it_takes_images(tmp_path: Path) -> None:
     ("vision", "config", "processor", "message"),
     [
         ({"norm_type": "rms_norm"}, {}, {}, "norm_type"),
-        ({"use_qk_norm": True}, {}, {}, "use_qk_norm"),
+        ({"use_qk_norm": True}, {}, {}, "norm_type"),
+        ({"use_qk_norm": True, "norm_type": "rms_norm"}, {}, {}, "layer_norm_eps"),
         ({"use_mean_pooling": False}, {}, {}, "use_mean_pooling"),
         ({"image_size": [56, 28]}, {}, {}, "image_size"),
         ({"image_size": [112, 112]}, {}, {}, "tiles of its processor have 56 pixels"),

@@ -151,6 +151,12 @@ def rf_add_layer_norm(
     """Adds delta to the residual, and norms the sum."""
 
 
+def rf_rms_norm_half(
+    *, x: Pointer, weight: Pointer, stride: I64, hidden_size: I32, eps: F32
+) -> None:
+    """Norms rows of halves, in place."""
+
+
 def rf_layer_norm_half(
     *, x: Pointer, weight: Pointer, bias: Pointer | None, stride: I64, hidden_size: I32, eps: F32
 ) -> None:

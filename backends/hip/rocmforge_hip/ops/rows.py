@@ -207,15 +207,25 @@ def without_norm(x: Activation) -> tuple[Activation, Weight | None]:
 
 
 class RmsNorms:
-    """Norms by root mean square; they have no bias."""
+    """Norms by root mean square; they have no bias.
 
-    def __init__(self, library: KernelLibrary, eps: float) -> None:
+    Args:
+        library: Where the kernels are.
+        eps: Of the model.
+        with_bias: For the norms of towers that have a bias, which are by mean and variance.
+    """
+
+    def __init__(
+        self, library: KernelLibrary, eps: float, with_bias: LayerNorms | None = None
+    ) -> None:
         self.eps: Final = eps
+        self._with_bias = with_bias
         self._norm = library.kernel("rf_rms_norm", row_kernels.rf_rms_norm)
         self._add_norm = library.kernel("rf_add_rms_norm", row_kernels.rf_add_rms_norm)
         self._give = library.kernel("rf_give_rows", row_kernels.rf_give_rows)
         self._add = library.kernel("rf_add_rows", row_kernels.rf_add_rows)
         self._columns = library.kernel("rf_rms_norm_columns", row_kernels.rf_rms_norm_columns)
+        self._halves = library.kernel("rf_rms_norm_half", row_kernels.rf_rms_norm_half)
 
     def norm(
         self,
@@ -226,7 +236,10 @@ class RmsNorms:
         eps: float | None = None,
     ) -> None:
         """Norms the rows of x, with the model's eps or another one."""
-        assert bias is None
+        if bias is not None:
+            assert self._with_bias is not None
+            self._with_bias.norm(x, weight, bias, out, eps)
+            return
         if weight is None:
             self._give.launch(*_blocks(x), x=f32_of(x), out=out, hidden_size=x.features)
             return
@@ -283,9 +296,19 @@ class RmsNorms:
         )
 
     def norm_projection(self, x: Activation, weight: Weight, bias: Weight | None) -> None:
-        """Norms rows of float32 in place; they may be columns of a wider matrix."""
+        """Norms rows in place, those of towers as halves; they may be columns of a wider matrix."""
         assert bias is None
-        self.norm_projections((x, weight), None)
+        if x.f32 is not None:
+            self.norm_projections((x, weight), None)
+            return
+        self._halves.launch(
+            *_blocks(x),
+            x=f16_of(x),
+            weight=vector_of(weight, x.features),
+            stride=x.stride or x.features,
+            hidden_size=x.features,
+            eps=self.eps,
+        )
 
     def norm_projections(
         self, first: tuple[Activation, Weight], second: tuple[Activation, Weight] | None
@@ -502,8 +525,10 @@ class LayerNorms:
 
 def norms_of(config: ModelConfig, library: KernelLibrary) -> RmsNorms | LayerNorms:
     """Returns the norms of this model's kind."""
-    kind = RmsNorms if config.norm is NormKind.RMS else LayerNorms
-    return kind(library, config.norm_eps)
+    if config.norm is NormKind.LAYER:
+        return LayerNorms(library, config.norm_eps)
+    with_bias = None if config.tower is None else LayerNorms(library, config.norm_eps)
+    return RmsNorms(library, config.norm_eps, with_bias)
 
 
 def _blocks(x: Activation) -> tuple[Dim3, int]:

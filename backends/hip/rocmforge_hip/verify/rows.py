@@ -65,6 +65,8 @@ def groups() -> Iterator[Group]:
         yield Group(recipe, norms)
     recipe = Recipe(architecture="olmoe", heads=65, kv_heads=13)
     yield Group(recipe, (_norm_of_projections("rms_norm_projection", 4160, _FLOAT, np.float32),))
+    recipe = Recipe(architecture="internvl-6b-tower", heads=65, kv_heads=65)
+    yield Group(recipe, (_norm_of_projections("rms_norm_projection", 4160, _HALF, np.float16),))
     cases = (
         Case("gelu", "12 rows", _HALF, _gelu),
         Case("sum_rows", "of a model without a cache", _FLOAT, _sum_rows),
@@ -205,7 +207,7 @@ def _norm_projection(bench: Workbench, dtype: npt.DTypeLike) -> float:
     values = random_values(5, edges[-1]).astype(dtype)
     queries_and_keys, norms = bench.qkv(values)[:2], _head_norms(bench.model.weights)
     ops = bench.model.ops
-    if bench.config.norm is NormKind.RMS:
+    if values.dtype == np.float32:
         found = ops.norm_queries_and_keys(*queries_and_keys, norms[0][0], norms[1][0])
     else:
         q, k = queries_and_keys

@@ -140,6 +140,8 @@ def _turned(rope: RopeConfig, head: int) -> RopeConfig:
 def _fitted(layer: LayerConfig, heads: Sequence[HeadSize]) -> LayerConfig:
     sizes = sorted(head.key_dim for head in heads)
     head = next((size for size in sizes if size >= layer.key_dim), layer.key_dim)
+    if layer.joint_head_norms:  # zeros would change the mean of their squares
+        head = layer.key_dim
     return replace(
         layer,
         key_dim=head,

@@ -105,6 +105,8 @@ _IN_LAYERS: Final = MappingProxyType(
         "attn_k": "attention.k",
         "attn_v": "attention.v",
         "attn_out": "attention.output",
+        "attn_q_norm": "attention.q_norm",
+        "attn_k_norm": "attention.k_norm",
         "ln1": "attention_norm",
         "ln2": "feed_forward_norm",
         "ls1": "attention_scale",
@@ -394,6 +396,7 @@ def _config(
         window=None,
         local_rope=False,
         intermediate_size=_network_size(file, hidden_size, of_qwen),
+        joint_head_norms=processor.has_class and "v.blk.0.attn_q_norm.weight" in file.tensors,
     )
     count = _positive(file, "block_count", MAX_LAYERS)
     layers, make = (layer,) * count, siglip_config

@@ -36,6 +36,7 @@ from rocmforge.models.vision.towers import (
 _MOST_PIXELS: Final = 65_536
 _MOST_TILES: Final = 64
 _SIDES: Final = ("image_size", "patch_size")
+_QK_EPS: Final = 1e-6  # of the norms of queries and keys in InternVL's tower of 6B
 _PIXTRAL_EPS: Final = 1e-5  # of the norms of such a tower; files do not say it
 _GELUS: Final = (
     ActivationFunction.GELU,
@@ -130,7 +131,11 @@ def _siglip(
         raise vision.bad("image_size", f"tiles of its processor have {processor.tile} pixels")
     if not side or side % processor.merge:
         raise vision.bad("image_size", f"{side} patches of a side, {processor.merge} to a row")
-    layer = replace(read_layer(vision), intermediate_size=vision.get_positive("intermediate_size"))
+    layer = replace(
+        read_layer(vision),
+        intermediate_size=vision.get_positive("intermediate_size"),
+        joint_head_norms=vision.get_bool("use_qk_norm", False) and processor.has_class,
+    )
     return siglip_config(
         name,
         processor,
@@ -327,13 +332,15 @@ def _internvl(config: JsonObject, vision: JsonObject, pictures: JsonObject) -> P
 
 def _internvl_vision(vision: JsonObject) -> JsonObject:
     """Returns what files say of InternVL's tower, in the words of others."""
-    for key, own in (
-        ("norm_type", "layer_norm"),
-        ("use_qk_norm", False),
-        ("use_mean_pooling", True),
-        ("use_absolute_position_embeddings", True),
+    has_norms = vision.get_bool("use_qk_norm", False)
+    for key, own, usual in (
+        ("norm_type", "rms_norm" if has_norms else "layer_norm", "layer_norm"),
+        ("use_mean_pooling", True, True),
+        ("use_absolute_position_embeddings", True, True),
     ):
-        _check_kept(vision, key, own, own)
+        _check_kept(vision, key, own, usual)
+    if has_norms and (eps := norm_eps(vision, "layer_norm_eps", _QK_EPS)) != _QK_EPS:
+        raise vision.bad("layer_norm_eps", f"{eps}, and norms of queries and keys have {_QK_EPS}")
     sides = {key: vision.get_numbers(key) for key in _SIDES if isinstance(vision.values[key], list)}
     for key, numbers in sides.items():
         if not numbers or len(set(numbers)) != 1:

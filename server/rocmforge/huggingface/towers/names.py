@@ -153,6 +153,8 @@ INTERNVL: Final = NameTable(
                 ("attention.k_proj", "attention.k"),
                 ("attention.v_proj", "attention.v"),
                 ("attention.projection_layer", "attention.output"),
+                ("attention.q_norm", "attention.q_norm"),
+                ("attention.k_norm", "attention.k_norm"),
                 ("layernorm_before", "attention_norm"),
                 ("layernorm_after", "feed_forward_norm"),
                 ("mlp.fc1", "feed_forward.up"),
@@ -235,7 +237,7 @@ def tower_names(config: ModelConfig) -> NameTable:
         return QWEN2
     if config.architecture == "qwen25vl-tower":
         return QWEN25
-    if config.architecture == "internvl-tower":
+    if config.architecture in ("internvl-tower", "internvl-6b-tower"):
         return INTERNVL
     merging = [index for index, layer in enumerate(config.layers) if layer.merger_features]
     inner = [

@@ -82,20 +82,21 @@ def siglip_config(
     norm_eps: float,
     activation: ActivationFunction,
 ) -> ModelConfig:
-    """Returns a tower of the kind of SigLIP, or InternVL's, which has a class token.
+    """Returns a tower of the kind of SigLIP, or one of InternVL's, which have a class token.
 
     Args:
         name: For messages.
         processor: Prepares images for it.
-        layers: Its layers.
+        layers: Its layers; those of InternVL's tower of 6B norm queries and keys.
         hidden_size: Elements of its hidden states.
         embedding_size: The hidden size of the model beside it.
         norm_eps: Of its norms.
         activation: Of its networks.
     """
     places = processor.most_patches + processor.has_class
+    of_internvl = "internvl-6b-tower" if layers[0].joint_head_norms else "internvl-tower"
     return _tower_config(
-        "internvl-tower" if processor.has_class else "siglip",
+        of_internvl if processor.has_class else "siglip",
         name,
         layers,
         hidden_size=hidden_size,
