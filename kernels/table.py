@@ -82,7 +82,7 @@ def read_formats() -> tuple[WeightFormat, ...]:
 
 
 def read_heads(group: str) -> tuple[HeadSize, ...]:
-    """Returns the sizes of heads of a group, "cached" or "full", that there are kernels for.
+    """Returns the sizes of heads of a group, "cached", "teams" or "full", that have kernels.
 
     Raises:
         ValueError: there is no such group.
@@ -90,6 +90,7 @@ def read_heads(group: str) -> tuple[HeadSize, ...]:
     declared = runpy.run_path(str(HEADS_FILE))
     groups: dict[str, tuple[HeadSize, ...]] = {
         "cached": declared["CACHED_HEADS"],
+        "teams": tuple(head for head in declared["CACHED_HEADS"] if head.has_teams),
         "full": declared["FULL_HEADS"],
     }
     if group not in groups:

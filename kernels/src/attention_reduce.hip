@@ -5,6 +5,7 @@
 // wave finds the maximum and the sum of all splits for itself, and kMergeSums threads share four
 // elements of the output by splits.
 #include "rf/split_merge.h"
+#include "rf/teams.h"
 
 namespace rf {
 
@@ -47,21 +48,22 @@ __device__ __forceinline__ void reduce_splits(const float* partial, const float*
 
 }  // namespace rf
 
-// Sequences with a single split are finished already. Grid: (heads, sequences), blocks of value_dim
-// threads or more. `splits` is the grid's y of the first kernel. value_dim: a multiple of 4, at
-// most 512.
+// Without teams, sequences with a single split are finished already. Grid: (heads, sequences),
+// blocks of value_dim threads or more. `splits` is the grid's y of the first kernel. value_dim: a
+// multiple of 4, at most 512.
 extern "C" __global__ __launch_bounds__(rf::kReduceThreads) void rf_attention_decode_reduce(
     const float* __restrict__ partial, const float* __restrict__ partial_ml,
     const int32_t* __restrict__ sequences, const int32_t* __restrict__ query_start,
-    const int32_t* __restrict__ context_len, const float* __restrict__ sinks,
-    float* __restrict__ out_f32, rf::half* __restrict__ out_f16, int8_t* __restrict__ out_q,
-    rf::ActScale* __restrict__ out_q_scale, int32_t out_q_lo_offset, int32_t splits,
-    int32_t value_dim, int32_t window, int32_t split_tokens) {
+    const int32_t* __restrict__ context_len, const int32_t* __restrict__ teams,
+    const float* __restrict__ sinks, float* __restrict__ out_f32, rf::half* __restrict__ out_f16,
+    int8_t* __restrict__ out_q, rf::ActScale* __restrict__ out_q_scale, int32_t out_q_lo_offset,
+    int32_t splits, int32_t value_dim, int32_t window, int32_t split_tokens) {
   const int sequence = sequences[blockIdx.y];
   const int context = context_len[sequence];
-  const rf::SplitRange range = rf::split_range(context, window, split_tokens, 0);
-  if (range.begin >= context || range.only) return;
-  const int used = rf::splits_of(context, window, split_tokens);
+  const int shared = teams ? rf::Teams{teams}.shared(static_cast<int>(blockIdx.y)) : 0;
+  const rf::SplitRange range = rf::split_range(context, window, split_tokens, 0, shared);
+  if (range.begin >= context || (range.only && !teams)) return;
+  const int used = rf::splits_of(context, window, split_tokens, shared);
   const int64_t first = (static_cast<int64_t>(blockIdx.y) * gridDim.x + blockIdx.x) * splits;
   rf::reduce_splits(partial, partial_ml, sinks,
                     {out_f32, out_f16, out_q, out_q_scale, out_q_lo_offset}, first, used,

@@ -245,6 +245,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             "measured to be faster at load"
         ),
     ] = "auto"
+    shared_prefix: Annotated[
+        Literal["auto", "on", "off"],
+        _about(
+            "read what the prompts of several sequences have in common once in a decode step; auto "
+            "= where the step then reads at most half as much of the KV cache"
+        ),
+    ] = "auto"
     device_experts: Annotated[
         Annotated[float, Meta(ge=0, le=1)] | None,
         _about(
@@ -408,6 +415,7 @@ PER_MODEL = frozenset(
         *("load", "idle_unload", "chat_template", "lora", "tool_format", "backend", "device"),
         *("tensor_parallel", "max_context", "max_sequences", "max_batched_tokens", "kv_blocks"),
         *("sampling", "kv_dtype", "activation_bits", "graphs", "decode_variant"),
+        "shared_prefix",
         *("device_experts", "host_cache", "state_snapshots"),
         *(
             "memory_utilization",

@@ -415,6 +415,7 @@ def load_options(
         graphs=settings.graphs,
         draft_tokens=max(settings.prompt_lookup_tokens, drafted),
         decode_variant=settings.decode_variant,
+        shared_prefix=settings.shared_prefix,
         device_experts=settings.device_experts,
         memory_utilization=settings.memory_utilization,
         tensor_parallel=settings.tensor_parallel,

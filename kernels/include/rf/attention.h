@@ -56,17 +56,33 @@ struct SplitRange {
   bool only;  // there is no other split
 };
 
+// Where all splits of a sequence begin but those of `shared` tokens at its front, which end where
+// these do (rf/decode/team.h).
+__device__ __forceinline__ int own_begin(int context, int window, int shared) {
+  return max(first_visible(context - 1, window) / kBlockTokens * kBlockTokens, shared);
+}
+
+__device__ __forceinline__ int splits_in(int tokens, int split_tokens) {
+  return (tokens + split_tokens - 1) / split_tokens;
+}
+
+// Without a window if tokens are shared.
 __device__ __forceinline__ SplitRange split_range(int context, int window, int split_tokens,
-                                                  int split) {
-  const int first = first_visible(context - 1, window) / kBlockTokens * kBlockTokens;
-  const int begin = first + split * split_tokens;
-  return {begin, min(begin + split_tokens, context), first + split_tokens >= context};
+                                                  int split, int shared = 0) {
+  const int front = splits_in(shared, split_tokens);
+  if (split < front) {
+    return {split * split_tokens, min((split + 1) * split_tokens, shared), false};
+  }
+  const int first = own_begin(context, window, shared);
+  const int begin = first + (split - front) * split_tokens;
+  return {begin, min(begin + split_tokens, context), front == 0 && first + split_tokens >= context};
 }
 
 // How many splits of a context have tokens that are visible.
-__device__ __forceinline__ int splits_of(int context, int window, int split_tokens) {
-  const int begin = split_range(context, window, split_tokens, 0).begin;
-  return (context - begin + split_tokens - 1) / split_tokens;
+__device__ __forceinline__ int splits_of(int context, int window, int split_tokens,
+                                         int shared = 0) {
+  return splits_in(shared, split_tokens) +
+         splits_in(context - own_begin(context, window, shared), split_tokens);
 }
 
 }  // namespace rf

@@ -26,4 +26,20 @@ __device__ __forceinline__ bool is_last_block(uint32_t* arrived, uint32_t blocks
   return true;
 }
 
+// The same for `count` counters at once, no more than kMost or than threads: whether this block was
+// the last at counter i, of which blocks_at(i) blocks come to counter_at(i). `is_last` is in LDS.
+template <int kMost, class CounterAt, class BlocksAt>
+__device__ __forceinline__ void are_last_blocks(int count, CounterAt counter_at, BlocksAt blocks_at,
+                                                bool (&is_last)[kMost]) {
+  const int i = static_cast<int>(threadIdx.x);
+  uint32_t* counter = i < count ? counter_at(i) : nullptr;
+  const uint32_t blocks = i < count ? blocks_at(i) : 0;
+  device_release();
+  __syncthreads();
+  if (i < count) is_last[i] = atomic_add(counter, 1u) == blocks - 1;
+  __syncthreads();
+  device_acquire();
+  if (i < count && is_last[i]) *counter = 0;
+}
+
 }  // namespace rf

@@ -324,6 +324,9 @@ class LoadOptions:
     least_context: int | None = None
     # Kernels of decode steps, where there is a choice; auto = what is measured to be faster.
     decode_variant: Literal["auto", "plain", "fused", "rounded", "fewest"] = "plain"
+    # Whether decodes that share the first blocks of the cache read them once; auto = where a step
+    # then reads at most half as much of the cache.
+    shared_prefix: Literal["auto", "on", "off"] = "off"
     # Share of each layer's experts that the device holds, while all are in the host's memory;
     # None = all of them if they fit, or else as many as do.
     device_experts: float | None = None

@@ -358,6 +358,7 @@ def _options_of(settings: Settings, context: int) -> LoadOptions:
         activation_bits=settings.activation_bits,
         graphs=settings.graphs,
         decode_variant=settings.decode_variant,
+        shared_prefix=settings.shared_prefix,
         device_experts=settings.device_experts,
         memory_utilization=settings.memory_utilization,
         tensor_parallel=settings.tensor_parallel,

@@ -12,6 +12,7 @@ import pytest
 
 from rocmforge_hip.device.constants import MERGE_SUMS
 from rocmforge_hip.device.heads import CACHED_HEADS, HeadSize
+from rocmforge_hip.run.teams import Teams, form_teams
 from rocmforge_hip.weights.formats import round_up
 from tests.support.activations import BLOCK, SCALE_DTYPE, QuantisedActivation, quantise
 from tests.support.kernels import Device, DeviceArray, Part, check
@@ -43,18 +44,19 @@ def decode(
     cache: Sequence[DeviceArray] | None = None,
     new: New | None = None,
     merges: bool = True,
+    teams: Teams | None = None,
 ) -> npt.NDArray[np.float32]:
     """The kernel's answer for the sequences with one new token; other rows stay NaN.
 
     `q` and `cache` are used in place of the batch's. Without `merges`, another kernel puts the
-    splits together.
+    splits together. With `teams`, what those share is read once.
     """
     case = batch.case
     sequences = batch.sequences_with([1])
     span = int(batch.context_len[sequences].max())
     if case.window is not None:
         span = min(span, case.window + BLOCK_TOKENS - 1)
-    splits = -(-span // split_tokens)
+    splits = -(-span // split_tokens) + (teams is not None)
     tiles = -(-case.group // group_tile)
     window = case.window or 0
 
@@ -74,12 +76,15 @@ def decode(
     partial = device.empty((*shape, value_dim), np.float32, "partial")
     partial_ml = device.empty((*shape, 2), np.float32, "partial_ml")
     arrived = device.upload(np.zeros((len(sequences), case.kv_heads * tiles), np.uint32), "arrived")
+    kind = batch.kind if teams is None else f"teams_{batch.kind}"
+    of_teams = None if teams is None else device.upload(teams.rows, "teams")
     device.launch(
-        f"rf_attention_decode_{batch.kind}_{case.head.name}_g{group_tile}",
+        f"rf_attention_decode_{kind}_{case.head.name}_g{group_tile}",
         *((q or device.upload(batch.q, "q"), *[None] * 7) if new is None else (None, *new.queries)),
         *(cache or [device.upload(part, "cache") for part in batch.cache]),
         device.upload(batch.block_table, "block_table"),
-        *(ids, starts, contexts, sinks, *outputs, partial, partial_ml, arrived if merges else None),
+        *(ids, starts, contexts, *([of_teams] if teams else []), sinks, *outputs),
+        *(partial, partial_ml, arrived if merges else None),
         *((0, 0, 0) if new is None else new.strides),
         *(batch.block_table.shape[1], case.heads, case.kv_heads),
         *((0, 0, 0) if new is None else (new.rotary_dim, new.neox, new.norms_values)),
@@ -90,7 +95,7 @@ def decode(
     if splits > 1 and not merges:
         device.launch(
             "rf_attention_decode_reduce",
-            *(partial, partial_ml, ids, starts, contexts, sinks, *outputs),
+            *(partial, partial_ml, ids, starts, contexts, of_teams, sinks, *outputs),
             *(splits, value_dim, window, split_tokens),
             grid=(case.heads, len(sequences)),
             block=round_up(value_dim // 4 * MERGE_SUMS, device.wave),
@@ -390,3 +395,49 @@ def test_all_lanes_that_merge_splits_agree(device: Device) -> None:
     """A product that becomes one with the first addition of a sum over a wave had them differ."""
     case = AttentionCase(((827, 1),), head_dim=128, kv_heads=2, group=8)
     assert_right(device, case, split_tokens=32, group_tile=8)
+
+
+def sharing(batch: PagedBatch, shared: dict[int, int], most: int) -> Teams:
+    """The teams of a batch once sequences have the first blocks of the one before them.
+
+    Args:
+        batch: Changed.
+        shared: How many blocks a sequence has of the one before it.
+        most: Members of a team.
+    """
+    for row, blocks in shared.items():
+        batch.block_table[row, :blocks] = batch.block_table[row - 1, :blocks]
+    decodes = batch.sequences_with([1])
+    teams = form_teams(
+        batch.block_table[decodes], batch.context_len[decodes], most=most, least=BLOCK_TOKENS
+    )
+    assert teams is not None
+    return teams
+
+
+TEAMS = {  # group, group_tile, most, kv_heads, contexts, blocks shared with the sequence before
+    "one_wave": (4, 4, 8, 2, (100, 70), {1: 2}),
+    "all_waves": (4, 4, 8, 1, (100, 70, 99, 130, 65, 66, 67, 68), dict.fromkeys(range(1, 8), 2)),
+    "several_teams": (3, 4, 8, 1, (100, 90, 45, 60, 33, 200), {1: 2, 3: 1, 4: 1}),
+    "heads_alone": (1, 4, 32, 2, (97, *range(66, 84)), dict.fromkeys(range(1, 19), 2)),
+    "eight_heads": (8, 8, 4, 1, (100, 70, 65), {1: 2, 2: 2}),
+    "seven_heads": (7, 8, 4, 1, (100, 70, 65), {1: 2, 2: 2}),
+    "second_tile_has_one": (9, 8, 4, 1, (100, 70, 65), {1: 2, 2: 2}),
+    "context_is_what_is_shared": (4, 4, 8, 1, (65, 64, 96, 66), {1: 2, 2: 2, 3: 2}),
+}
+
+
+@pytest.mark.parametrize("int8", [False, True], ids=["f16", "int8"])
+@pytest.mark.parametrize("name", TEAMS)
+def test_teams(device: Device, name: str, int8: bool) -> None:
+    group, group_tile, most, kv_heads, contexts, shared = TEAMS[name]
+    case = AttentionCase(
+        tuple((context, 1) for context in contexts), kv_heads=kv_heads, group=group
+    )
+    batch = PagedBatch(case, int8)
+    teams = sharing(batch, shared, most)
+    attend = partial(decode, device, batch, group_tile=group_tile, teams=teams)
+    for split_tokens in (32, 64):
+        merged, apart = (attend(split_tokens=split_tokens, merges=m) for m in (True, False))
+        np.testing.assert_array_equal(merged, apart)
+        check(merged, batch.expected(), rtol=1e-4, atol=1e-5)

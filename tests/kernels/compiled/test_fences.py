@@ -20,7 +20,7 @@ from kernels.targets import Platform, Target, select
 
 pytestmark = [pytest.mark.late, pytest.mark.timeout(900)]
 
-ARRIVING = ("attention_decode", "norm_route")
+ARRIVING = ("attention_decode", "attention_teams", "norm_route")
 """Sources whose kernels count arrivals."""
 FAULTY = ROOT / "tests/platform/faulty"
 ARRIVAL = re.compile(r"global_atomic_add.* (glc|sc0|th:TH_ATOMIC_RETURN)\b")

@@ -26,6 +26,8 @@ ATTENTION_ROWS: Final = 128
 """Queries of a block of attention from several new tokens."""
 ATTENTION_VALUES: Final = 256
 """Elements of values whose results such a block has."""
+TEAM_ROWS: Final = 8
+"""Of queries that a wave of decode attention has for a team: heads of its sequences."""
 MERGE_SUMS: Final = 4
 """To which the splits of decode attention are added: threads for four elements of their result."""
 MAX_SINK_DIM: Final = 128
@@ -62,6 +64,7 @@ IN_HEADERS: Final = MappingProxyType(
         "kAttentionRows": ATTENTION_ROWS,
         "kAttentionValues": ATTENTION_VALUES,
         "kMergeSums": MERGE_SUMS,
+        "kTeamRows": TEAM_ROWS,
         "kMaxSinkDim": MAX_SINK_DIM,
         "kMaxSplitDim": MAX_SPLIT_DIM,
         "kNarrowHeadDim": NARROW_HEAD_DIM,

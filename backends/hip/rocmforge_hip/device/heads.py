@@ -42,6 +42,14 @@ class HeadSize:
         return self.is_even and self.key_dim in (64, 128)
 
     @property
+    def has_teams(self) -> bool:
+        """Whether there are kernels that read once what sequences share at their fronts.
+
+        With caches of either type but k8v4.
+        """
+        return self.is_even and self.key_dim in (64, 128)
+
+    @property
     def name(self) -> str:
         """The name that kernels have: d64, d192v128."""
         return f"d{self.key_dim}" if self.is_even else f"d{self.key_dim}v{self.value_dim}"

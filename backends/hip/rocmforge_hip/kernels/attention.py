@@ -59,6 +59,7 @@ def rf_attention_decode(
     sequences: Pointer,
     query_start: Pointer,
     context_len: Pointer,
+    teams: Pointer | None = None,
     sinks: Pointer | None,
     out: Forms,
     partial: Pointer,
@@ -82,7 +83,7 @@ def rf_attention_decode(
     """Attends from sequences with one new token.
 
     With `new_q` and no `q`, first does as `rf_rope_store`, for queries only without `new_k`. With
-    `arrived`, puts splits together.
+    `arrived`, puts splits together. With `teams`, one block reads what the sequences of each share.
     """
 
 
@@ -93,6 +94,7 @@ def rf_attention_decode_reduce(
     sequences: Pointer,
     query_start: Pointer,
     context_len: Pointer,
+    teams: Pointer | None,
     sinks: Pointer | None,
     out: Forms,
     splits: I32,

@@ -117,7 +117,10 @@ def load_model(
             info = replace(info, notes=(*info.notes, f"experts      {hosted}"))
         reads = StepReads(config, weights, [total_bytes(block) for block in plan.cache_blocks])
         runner = HipRunner(
-            *(device, loaded, plan.limits, info, reads), replays=replays, windows=plan.windows
+            *(device, loaded, plan.limits, info, reads),
+            replays=replays,
+            windows=plan.windows,
+            shared_prefix=options.shared_prefix,
         )
     if config.causal:
         agree: Agree = tuple

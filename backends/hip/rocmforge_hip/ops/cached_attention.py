@@ -18,6 +18,7 @@ from rocmforge_hip.device.constants import (
     MERGE_SUMS,
     NARROW_HEAD_DIM,
     QUANT_BLOCK,
+    TEAM_ROWS,
 )
 from rocmforge_hip.device.heads import CACHED_HEADS
 from rocmforge_hip.device.library import KernelLibrary
@@ -121,6 +122,18 @@ class _LayerKernels:
         )
         self.decode_threads: Final = _DECODE_WAVES * library.wave_size
         self.decodes_at_once: Final = self.decode.blocks_at_once(self.decode_threads)
+        # A window leaves the front of a context behind.
+        has_teams = head.has_teams and layer.window is None and cache != "k8v4"
+        self.most_of_team: Final = (
+            _DECODE_WAVES * (TEAM_ROWS // min(shared, self.group)) if has_teams else 0
+        )
+        self.decode_teams = None
+        if has_teams:
+            self.decode_teams = library.kernel(
+                f"rf_attention_decode_teams_{cache}_{head.name}_g{self.group}",
+                kernels.rf_attention_decode,
+            )
+            self.teams_at_once = self.decode_teams.blocks_at_once(self.decode_threads)
         self.prefill: Final = library.kernel(
             f"rf_attention_prefill_{cache}_{head.name}", kernels.rf_attention_prefill
         )
@@ -184,6 +197,12 @@ class CachedAttention:
         self._reduce_prefills = library.kernel(
             "rf_attention_prefill_reduce", kernels.rf_attention_prefill_reduce
         )
+
+    @property
+    def most_of_team(self) -> int:
+        """Members that a team may have in every layer that has teams; 0 if none has."""
+        found = (own.most_of_team for own in self._kernels.values() if own.most_of_team)
+        return min(found, default=0)
 
     def rope_and_store(
         self,
@@ -312,16 +331,23 @@ class CachedAttention:
         layer, shape, inputs = self._config.layers[spec.layer], step.shape, step.inputs
         cache, own = self.caches[spec.layer], self._kernels[spec.layer]
         kv_heads, (values, value_scale) = own.kv_heads, cache.of_values
-        split = self._geometry.attention(
-            shape.blocks * BLOCK_TOKENS,
-            spec.window,
-            kv_heads * own.tiles,
-            shape.decodes,
-            own.decodes_at_once,
-        )
         partial, partial_ml = self._arena.attention_partial, self._arena.attention_partial_ml
         assert partial is not None
         assert partial_ml is not None
+        kernel, teams = own.decode, None
+        context, head_blocks = shape.blocks * BLOCK_TOKENS, kv_heads * own.tiles
+        most = min(partial.shape[0] // layer.value_dim, partial_ml.shape[0])
+        room = most // (shape.decodes * layer.num_heads)
+        if shape.has_teams and own.decode_teams is not None and room > 1:
+            kernel, teams = own.decode_teams, inputs.teams
+            number = ceil_div(shape.decodes, self.most_of_team)
+            split = self._geometry.team_splits(
+                context, head_blocks, number, own.teams_at_once, room
+            )
+        else:
+            split = self._geometry.attention(
+                context, spec.window, head_blocks, shape.decodes, own.decodes_at_once
+            )
         results = shape.decodes * split.count * layer.num_heads
         assert results * layer.value_dim <= partial.shape[0] or split.count == 1
         assert results <= partial_ml.shape[0] or split.count == 1
@@ -329,8 +355,8 @@ class CachedAttention:
         new = q if isinstance(q, _Unrotated) else None
         rows = (q,) * 3 if new is None else (new.queries, new.keys, new.values)
         strides = [_stride(each) for each in rows]
-        own.decode.launch(
-            (kv_heads * own.tiles, split.count, shape.decodes),
+        kernel.launch(
+            (head_blocks, split.count, shape.decodes),
             own.decode_threads,
             q=q.f16,
             new_q=None if new is None else f32_of(new.queries),
@@ -347,6 +373,7 @@ class CachedAttention:
             sequences=inputs.decodes,
             query_start=inputs.query_start,
             context_len=inputs.context_len,
+            teams=teams,
             sinks=sinks,
             out=out,
             partial=partial,
@@ -374,6 +401,7 @@ class CachedAttention:
                 sequences=inputs.decodes,
                 query_start=inputs.query_start,
                 context_len=inputs.context_len,
+                teams=teams,
                 sinks=sinks,
                 out=out,
                 splits=split.count,

@@ -115,6 +115,26 @@ class Geometry:
         tokens = round_up(max(ceil_div(visible, wanted), 2 * isqrt(visible)), multiple)
         return AttentionSplit(tokens, ceil_div(visible, tokens))
 
+    def team_splits(
+        self, context: int, blocks: int, teams: int, blocks_per_cu: int, room: int
+    ) -> AttentionSplit:
+        """Returns the splits of a sequence where as many teams read what they share.
+
+        Those of the front and the rest together are one more than of the whole at most.
+
+        Args:
+            context: Tokens of a sequence.
+            blocks: Thread blocks of a split.
+            teams: Of the step.
+            blocks_per_cu: Thread blocks that a compute unit runs at once.
+            room: Splits of a sequence that there is room for, 2 or more.
+        """
+        split = self.attention(context, None, blocks, teams, blocks_per_cu)
+        if split.count < room:
+            return AttentionSplit(split.tokens, split.count + 1)
+        tokens = round_up(ceil_div(context, room - 1), _SPLIT_ROUND)
+        return AttentionSplit(tokens, ceil_div(context, tokens) + 1)
+
     def prefill_splits(
         self, context: int, blocks: int, rows: int, blocks_per_cu: int
     ) -> AttentionSplit:

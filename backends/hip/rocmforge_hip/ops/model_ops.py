@@ -134,6 +134,11 @@ class HipOps:
         return () if self._cached is None else self._cached.caches
 
     @property
+    def most_of_team(self) -> int:
+        """Decodes that may read the front of their contexts together; 0 = they never do."""
+        return 0 if self._cached is None else self._cached.most_of_team
+
+    @property
     def cache_arrays(self) -> list[DeviceArray]:
         """All that is kept of the tokens of a block, [blocks, ...] each."""
         found = [

@@ -78,6 +78,7 @@ class StepShape:
     tile_windows: int = 0  # in which patches see each other
     longest_window: int = 0  # patches of the largest
     both_ways: bool = False  # some tokens see others behind them
+    has_teams: bool = False  # decodes share the blocks at their fronts (`run/teams.py`)
     predictor: PredictorUse = PredictorUse.NONE
 
 
@@ -169,6 +170,7 @@ class StepArrays(Generic[X]):
     query_start: X  # int32 [S + 1]
     context_len: X  # int32 [S]
     decodes: X  # int32 [S], the sequences with one new token
+    teams: X  # int32 [decodes, 4], `Teams.rows`; or empty
     prefills: X  # int32 [S], the sequences with several, those that are `chunked` last
     seen_ends: X  # int32 [T], as `StepInput.seen_ends`; or empty
     state_reads: X  # int32 [S], NO_SLOT of padding, and in models without states
@@ -222,6 +224,7 @@ def _specs(shape: StepShape, lists: ListSizes) -> StepArrays[ArraySpec]:
         query_start=spec((sequences + 1,), "i4"),
         context_len=a_sequence,
         decodes=a_sequence,
+        teams=spec((shape.decodes if shape.has_teams else 0, 4), "i4"),
         prefills=a_sequence,
         seen_ends=spec((tokens if shape.both_ways else 0,), "i4"),
         state_reads=a_sequence,
@@ -300,6 +303,7 @@ class StepLayout:
         buffer: npt.NDArray[np.uint8],
         whole: StepInput | None = None,
         rope_rows: Int32Array | None = None,
+        teams: Int32Array | None = None,
     ) -> None:
         """Writes a step that is not larger than the shape; what is left over becomes padding.
 
@@ -308,8 +312,9 @@ class StepLayout:
             buffer: Where it goes.
             whole: The step as layers with states take it, if its sequences are others.
             rope_rows: What tokens rotate by, [T], where it is not their positions.
+            teams: `Teams.rows`, if the shape has teams.
         """
-        contents = leaves(_contents(step, whole or step, self.shape, rope_rows), tuple)
+        contents = leaves(_contents(step, whole or step, self.shape, rope_rows, teams), tuple)
         for section, (values, padding) in zip(self._in_order, contents, strict=True):
             if not section.count:
                 continue
@@ -338,7 +343,11 @@ class StepLayout:
 
 
 def _contents(
-    step: StepInput, whole: StepInput, shape: StepShape, rope_rows: Int32Array | None
+    step: StepInput,
+    whole: StepInput,
+    shape: StepShape,
+    rope_rows: Int32Array | None,
+    teams: Int32Array | None,
 ) -> StepArrays[Content]:
     """Returns the values and the padding of every array but those of several dimensions."""
     new_tokens = np.diff(step.query_start)
@@ -363,6 +372,7 @@ def _contents(
         query_start=(step.query_start, int(step.query_start[-1])),
         context_len=(step.context_len, 0),
         decodes=(np.concatenate((decodes, padding)), 0),
+        teams=(nothing if teams is None else teams, 0),
         prefills=(prefills, 0),
         seen_ends=(step.seen_ends, 0),
         state_reads=(whole.state_reads, NO_SLOT),

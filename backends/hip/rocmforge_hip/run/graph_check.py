@@ -84,6 +84,7 @@ def check_graphs(
             difference = difference or f"of {case}, on another device of the group"
         if differs or ends:
             break
+    runner.has_teams = True
     return GraphCheck(
         checked=checked,
         planned=len(cases),
@@ -96,7 +97,7 @@ def _run(
     runner: HipRunner, steps: TrialSteps, case: TrialCase, *, replays: bool
 ) -> list[StepOutput]:
     """Returns the results of steps in a row; two are in flight, as when serving."""
-    runner.replays = replays
+    runner.replays, runner.has_teams = replays, case.has_teams
     beginning = steps.beginning(case)
     if beginning is not None:
         runner.submit(beginning)

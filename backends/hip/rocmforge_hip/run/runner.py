@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 import numpy as np
 
@@ -64,6 +64,7 @@ from rocmforge_hip.run.checked_drafts import as_decodes
 from rocmforge_hip.run.embeddings import RowStaging
 from rocmforge_hip.run.expert_cache import open_expert_cache
 from rocmforge_hip.run.pipeline import Lane, Pipeline
+from rocmforge_hip.run.teams import TeamFinder, Teams
 from rocmforge_hip.run.traffic import StepReads
 from rocmforge_hip.run.variant_choice import StepVariants
 from rocmforge_hip.weights.adapters import most_tiles, tile_rows
@@ -132,6 +133,7 @@ class HipRunner:
         reads: Bytes of a step.
         replays: Whether graphs are used.
         windows: Groups of layers that release blocks.
+        shared_prefix: As `LoadOptions.shared_prefix`.
     """
 
     def __init__(
@@ -144,6 +146,7 @@ class HipRunner:
         *,
         replays: bool,
         windows: WindowGroups | None = None,
+        shared_prefix: Literal["auto", "on", "off"] = "off",
     ) -> None:
         self._device = device
         self._open_model: Model | None = model
@@ -151,6 +154,9 @@ class HipRunner:
         self._sizes = graph_sizes(limits.sequences)
         self._info = info
         self._windows = windows
+        self._teams = TeamFinder(shared_prefix, model.ops.most_of_team)
+        self.has_teams = True
+        """Whether sequences may read together what they share, if `shared_prefix` allows it."""
         self.replays = replays
         """Whether steps of decodes are replayed from graphs, or launched as others are."""
         self.variants = StepVariants.always("plain")
@@ -215,6 +221,16 @@ class HipRunner:
     def _model(self) -> Model:
         assert self._open_model is not None, "the runner is closed"
         return self._open_model
+
+    def reads_together(self, step: StepInput) -> bool:
+        """Returns whether some sequences with one new token would read what they share once."""
+        return self._teams_of(in_own_blocks(step, self._windows)) is not None
+
+    def _teams_of(self, step: StepInput) -> Teams | None:
+        if not self.has_teams or step.predicts:
+            return None
+        decodes = np.flatnonzero(np.diff(step.query_start) == 1)
+        return self._teams.of(step.block_table[decodes], step.context_len[decodes])
 
     def submit(self, step: StepInput) -> None:
         assert self._unmasked is None, "the step before waits for its masks"
@@ -304,7 +320,6 @@ class HipRunner:
 
     def _start(self, step: StepInput, lane: Lane, ended: int) -> _InFlight:
         model, driver, stream = self._model, self._device.driver, self._device.stream
-        bytes_read = self._reads.of(step)
         if self._copies is not None:
             self._copies.before_step(step)
         whole, step = step, as_decodes(step, self._limits.sequences)
@@ -313,10 +328,15 @@ class HipRunner:
         shape = bucket or exact_shape(
             step, self._use_of_predictor(step), has_axes=model.axes is not None
         )
+        teams = self._teams_of(step)
+        shape = replace(shape, has_teams=teams is not None)
+        bytes_read = self._reads.of(whole, _saved_tokens(step, whole, teams))
         layout, arrays = self._layout(shape, step, model, is_bucket=bucket is not None)
         self._check_size(step, layout, needs, model)
         rope_rows = None if model.axes is None else model.axes.stage(step, lane)
-        layout.pack(step, lane.inputs.bytes, whole, rope_rows)
+        layout.pack(
+            step, lane.inputs.bytes, whole, rope_rows, None if teams is None else teams.rows
+        )
         driver.record_event(lane.started, stream)
         is_masked_later = step.sampling.is_masked_later
         size = layout.masks.offset if is_masked_later else layout.nbytes
@@ -519,6 +539,20 @@ def _reads_new_keys(step: StepInput) -> bool:
         bool(((table[:, columns] == slots[rows] // BLOCK_TOKENS).sum(axis=0) > 1).any())
         for table, slots in tables
     )
+
+
+def _saved_tokens(step: StepInput, whole: StepInput, teams: Teams | None) -> int:
+    """Returns how many tokens of the cache a step reads less than each of its sequences once.
+
+    Args:
+        step: The step.
+        whole: What it was before `as_decodes`.
+        teams: Of the step.
+    """
+    if teams is None:
+        return 0
+    read = int(step.context_len.sum(dtype=np.int64)) - teams.saved
+    return max(int(whole.context_len.sum(dtype=np.int64)) - read, 0)
 
 
 def _longest_checked(tokens: int) -> int:

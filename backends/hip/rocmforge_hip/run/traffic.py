@@ -15,6 +15,7 @@ from rocmforge.models.memory import state_bytes
 from rocmforge.models.weights import present, walk
 from rocmforge_hip.device.constants import BLOCK_TOKENS
 from rocmforge_hip.device.driver import Driver
+from rocmforge_hip.device.heads import CACHED_HEADS
 from rocmforge_hip.device.memory import DeviceArray
 from rocmforge_hip.weights.placement import Planned, PlannedPart, stored_bytes
 from rocmforge_hip.weights.seats import table_bytes
@@ -27,6 +28,8 @@ _REPEATS: Final = 3
 
 class StepReads:
     """Bytes that a step reads of weights, cache and states if it reads each of them once.
+
+    Of a cache, each sequence reads its own context, but for what a team reads for it.
 
     That is the least it can do, and what its time is to be compared with where memory is the limit.
     Of experts it is what tokens choose that choose independently: the device alone knows which.
@@ -61,16 +64,29 @@ class StepReads:
         self._states = state_bytes(config)
         # Of a token in the caches of all layers with such a window; an encoder has none.
         self._token_bytes = Counter[int | None]()
+        self._shared_token_bytes = 0  # of those where teams read what sequences share
         for layer, size in zip(config.layers, block_bytes, strict=config.causal):
             read = size if layer.cache_of is None else block_bytes[layer.cache_of]
             self._token_bytes[layer.window] += read // BLOCK_TOKENS
+            if layer.window is None and any(
+                (head.key_dim, head.value_dim) == (layer.key_dim, layer.value_dim)
+                for head in CACHED_HEADS
+                if head.has_teams
+            ):
+                self._shared_token_bytes += read // BLOCK_TOKENS
 
-    def of(self, step: StepInput) -> int:
-        """Returns the bytes of one step."""
+    def of(self, step: StepInput, saved_tokens: int = 0) -> int:
+        """Returns the bytes of one step.
+
+        Args:
+            step: The step.
+            saved_tokens: As `Teams.saved`.
+        """
         if step.predicts:
             return self._drafting + self._cached_bytes * int(step.context_len.sum())
         drawn = self._output if len(step.logit_rows) else 0
-        return drawn + self._without_output(step.context_len, np.diff(step.query_start))
+        cached = self._without_output(step.context_len, np.diff(step.query_start))
+        return drawn + cached - self._shared_token_bytes * saved_tokens
 
     def of_decode(self, sequences: int, context: int) -> int:
         """Returns the bytes of a step that draws one token for each of so many sequences.

@@ -38,9 +38,11 @@ class TrialCase(NamedTuple):
     sampling: str
     has_adapters: bool
     all_long: bool = False  # or one of them, another in each turn
+    has_teams: bool = False  # if the runner has them: sequences read together what they share
 
     def __str__(self) -> str:
         adapters = " with adapters" if self.has_adapters else ""
+        adapters += " in teams" if self.has_teams else ""
         return (
             f"{self.sequences} sequences{adapters}, up to {(self.blocks + 1) * BLOCK_TOKENS} "
             f"tokens of context, {self.sampling} sampling"
@@ -58,6 +60,7 @@ class TrialSteps:
 
     def __init__(self, runner: HipRunner, limits: StepLimits) -> None:
         info = runner.info
+        self._runner = runner
         self._info = info
         self._limits = limits
         # A block is of one group of layers: what has a place in all of them takes as many.
@@ -98,6 +101,13 @@ class TrialSteps:
             kinds = ("filtered",) if number else ("greedy", "drawn", "filtered", "penalised")
             for blocks, adapted in product(lengths, {False, bool(info.adapters)}):
                 yield from (TrialCase(count, blocks, kind, adapted) for kind in kinds)
+            if self._reads_together(count):
+                yield TrialCase(count, lengths[-1], kinds[-1], False, all_long=True, has_teams=True)
+
+    def _reads_together(self, count: int) -> bool:
+        """Returns whether so many sequences of the longest kind read what they share once."""
+        case = TrialCase(count, self.lengths[-1], "greedy", has_adapters=False, all_long=True)
+        return self._runner.reads_together(self.step(case, 0))
 
     def beginning(self, case: TrialCase) -> StepInput | None:
         """Returns a first token for each sequence of a case, or None of a model without states."""

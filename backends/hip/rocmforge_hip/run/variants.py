@@ -65,6 +65,7 @@ def measure_variants(
         EngineError: The device failed.
     """
     started = time.perf_counter()
+    runner.has_teams = False  # the sequences of these steps stand for others that share nothing
     steps, choices, times, difference = TrialSteps(runner, limits), [], [], ""
     cases = list(_cases(steps))
     for number, case in enumerate(cases):
@@ -96,6 +97,7 @@ def measure_variants(
         times.append(_describe(case, name, took))
         if ends:
             break
+    runner.has_teams = True
     return MeasuredVariants(
         variants=StepVariants(tuple(choices)),
         times=tuple(times),

@@ -17,10 +17,12 @@ from rocmforge_hip.device.memory import DeviceArray
 from rocmforge_hip.ops.activations import Activation
 from rocmforge_hip.ops.step import VARIANTS, DeviceStep
 from rocmforge_hip.run.block_copies import BlockCopies
+from rocmforge_hip.run.teams import form_teams
 from rocmforge_hip.verify import oracle
 from rocmforge_hip.verify.cases import Case, Group, error, values_of
 from rocmforge_hip.verify.rows import random_values
 from rocmforge_hip.verify.workbench import Recipe, Workbench, blocks_of
+from rocmforge_hip.weights.formats import ceil_div
 
 # Relative to the largest value of a head of a token.
 HALF: Final = 2.0**-10
@@ -37,6 +39,8 @@ _FULL: Final = 4e-3
 CONTEXTS: Final = (1, 33, 300, 70)
 DECODES: Final = (1, 1, 1)
 MIXED: Final = (1, 1, 1, 40)
+# Tokens of sequences that have the blocks of the third, and which of its tokens attend.
+_IN_TEAMS: Final = (300, 231, 97, 64, 292)
 _SPLIT: Final = (1, 1, 40, 30)  # with splits of 64 keys
 
 # Tokens of each sequence where there is no cache.
@@ -172,15 +176,15 @@ def _group(recipe: Recipe) -> Group:
     name = f"{recipe.kv_dtype}, heads of {head}, {recipe.heads} to {recipe.kv_heads}"
     name += ", with sinks" if recipe.sinks else ""
     stored = STORED[recipe.kv_dtype]
-    return Group(
-        recipe,
-        (
-            Case("rope_and_store", name, stored, _store),
-            Case("decode attention", name, _DECODE, _decode),
-            Case("fused decode attention", name, _DECODE, _decode_fused),
-            Case("prefill attention", name, PREFILL, _mixed),
-        ),
-    )
+    cases = [
+        Case("rope_and_store", name, stored, _store),
+        Case("decode attention", name, _DECODE, _decode),
+        Case("fused decode attention", name, _DECODE, _decode_fused),
+        Case("prefill attention", name, PREFILL, _mixed),
+    ]
+    if head.has_teams and recipe.window is None and recipe.kv_dtype != "k8v4":
+        cases.append(Case("decode attention in teams", name, _DECODE, _decode_teams))
+    return Group(recipe, tuple(cases))
 
 
 @dataclass(frozen=True, slots=True)
@@ -369,6 +373,39 @@ def _decode_fused(bench: Workbench) -> float:
     queries = stored.rotated[last]
     wanted = _attended(bench, stored, [(context, 1) for context in CONTEXTS], queries)
     return error(got.reshape(wanted.shape), wanted)
+
+
+def _decode_teams(bench: Workbench) -> float:
+    """Attends from sequences that share blocks, in one launch and in three."""
+    stored, blocks = _fill_cache(bench), blocks_of(CONTEXTS)[2]
+    chunks = [(context, 1, blocks[: ceil_div(context, BLOCK_TOKENS)]) for context in _IN_TEAMS]
+    table = np.array([blocks] * len(_IN_TEAMS), np.int32)
+    ops = bench.model.ops
+    teams = form_teams(
+        table, np.array(_IN_TEAMS, np.int32), most=ops.most_of_team, least=BLOCK_TOKENS
+    )
+    first = sum(CONTEXTS[:2])
+    last = first + np.array(_IN_TEAMS) - 1
+    stacked = np.concatenate([part[last].reshape(len(last), -1) for part in stored.inputs], axis=1)
+    wanted = np.concatenate(
+        [
+            oracle.attention(
+                stored.rotated[token][None],
+                stored.keys[first : token + 1],
+                stored.values[first : token + 1],
+                scale=bench.spec.scale,
+            )
+            for token in last
+        ]
+    )
+    own, worst = present(bench.model.weights.layers[0].attention), 0.0
+    for name in ("plain", "fused"):
+        step = replace(bench.step(chunks, teams=teams), variant=VARIANTS[name])
+        qkv = bench.qkv(stacked.astype(np.float32))
+        q = ops.rope_and_store(step, *qkv, own.q_norm, own.k_norm, bench.spec)
+        got = bench.result(ops.attention(step, q, bench.spec, own.sinks))
+        worst = max(worst, error(got.reshape(wanted.shape), wanted))
+    return worst
 
 
 def _mixed(bench: Workbench) -> float:

@@ -43,6 +43,7 @@ from rocmforge_hip.ops.sampler import Sampler
 from rocmforge_hip.ops.step import DeviceStep, ListSizes, SamplingNeeds, StepLayout
 from rocmforge_hip.run.expert_cache import open_expert_cache
 from rocmforge_hip.run.runner import Model, exact_shape
+from rocmforge_hip.run.teams import Teams
 from rocmforge_hip.verify.random_weights import random_tensor
 from rocmforge_hip.weights.formats import ceil_div
 from rocmforge_hip.weights.placement import plan_weights
@@ -224,6 +225,7 @@ class Workbench:
         places: tuple[Array, Array] = (np.zeros((0, 4)), np.zeros((0, 4))),
         seen_ends: Sequence[int] = (),
         tile_windows: Sequence[int] = (),
+        teams: Teams | None = None,
     ) -> DeviceStep:
         """Returns a step on the device.
 
@@ -239,6 +241,7 @@ class Workbench:
             places: The rows and the shares of a table of positions, [T, 4] each, of a tower.
             seen_ends: Of each token, if some see others behind them.
             tile_windows: The first token of each window of a tile, and the one behind the last.
+            teams: Sequences that read what they share once.
         """
         sampling = sampling or greedy(len(rows))
         step = replace(
@@ -249,10 +252,10 @@ class Workbench:
             seen_ends=np.array(seen_ends, np.int32),
             tile_windows=np.array(tile_windows, np.int32),
         )
-        shape = exact_shape(step)
+        shape = replace(exact_shape(step), has_teams=teams is not None)
         layout = StepLayout(shape, ListSizes.of(step.sampling))
         packed = np.zeros(layout.nbytes, np.uint8)
-        layout.pack(step, packed)
+        layout.pack(step, packed, teams=None if teams is None else teams.rows)
         self.put(packed, self.model.inputs)
         arrays = layout.arrays(self.model.inputs.address)
         return DeviceStep(shape, arrays, SamplingNeeds.of(step.sampling))

@@ -158,6 +158,8 @@ class LaneWave {
   using ValueChunk = LaneChunk<typename CacheType<Stored>::Value, kChunk>;
 
  public:
+  static constexpr int kPad = 0;  // bytes between rows of keys and values in LDS
+
   // Takes rows of kKeyDim; those of `heads` and beyond are not read.
   __device__ __forceinline__ void load_queries(const half* rows, int heads) {
 #pragma unroll
@@ -177,9 +179,10 @@ class LaneWave {
     }
   }
 
-  // Reads the tokens of the wave.
-  __device__ __forceinline__ void attend(const Cache<Stored>& cache, const TokenWalk& walk,
-                                         int wave, const ScoreRule& rule) {
+  // Reads the tokens of the wave, one of `waves` that take steps in turn.
+  template <class Walk>
+  __device__ __forceinline__ void attend(const Cache<Stored>& cache, const Walk& walk, int wave,
+                                         int waves, const ScoreRule& rule) {
     // The score this lane ends up with: of token `my_token` (plus 0 ... kHeld - 1) of the step.
     const int my_score = chunk_ / Shape::kCopies * kHeld;
     const int my_unroll = my_score % kUnroll;
@@ -201,14 +204,14 @@ class LaneWave {
       }
     };
 
-    constexpr int kStride = kDecodeWaves * Shape::kStep;
+    const int stride = waves * Shape::kStep;
     int base = walk.begin + wave * Shape::kStep;
     typename KeyChunk::Type keys[kUnroll][kKeyChunks];
     typename ValueChunk::Type values[kUnroll][kValueChunks];
     int64_t block_row = walk.first_row_of(walk.block_of(base));
     if (base < walk.end) load(cache.k, key_columns_, base, block_row, keys);
-    int32_t next_block = walk.block_of(base + kStride);
-    for (; base < walk.end; base += kStride) {
+    int32_t next_block = walk.block_of(base + stride);
+    for (; base < walk.end; base += stride) {
       load(cache.v, value_columns_, base, block_row, values);
       float k_scale[kHeld], v_scale[kHeld];
       if constexpr (kQuantised) {
@@ -236,10 +239,10 @@ class LaneWave {
         }
       }
       // The next step's keys travel while this one's scores are finished.
-      const int next = base + kStride;
+      const int next = base + stride;
       if (next < walk.end) {
         block_row = walk.first_row_of(next_block);
-        next_block = walk.block_of(next + kStride);
+        next_block = walk.block_of(next + stride);
         load(cache.k, key_columns_, next, block_row, keys);
       }
       scatter_sums<Shape::kLanes / 2, Shape::kScores>(scores);
@@ -281,7 +284,10 @@ class LaneWave {
         }
       }
     }
+  }
 
+  // Puts together what the lanes have found, once all tokens are read.
+  __device__ __forceinline__ void finish() {
     // A head's total lies in pieces in its lanes, each kCopies times.
     state_.total = wave_sum<Shape::kLanesPerHead>(state_.total) * (1.0f / Shape::kCopies);
     merge_lanes<Shape, kGroup>(state_);

@@ -100,6 +100,8 @@ class MatrixWave {
   using ValueChunk = Vec<Stored, kValueChunk>;
 
  public:
+  static constexpr int kPad = 16;  // bytes between rows in LDS, which lanes read next to each other
+
   __device__ __forceinline__ MatrixWave() {
     for (float& value : highest_) value = kLowestScore;
   }
@@ -120,16 +122,17 @@ class MatrixWave {
     }
   }
 
-  // Reads the tokens of the wave.
-  __device__ __forceinline__ void attend(const Cache<Stored>& cache, const TokenWalk& walk,
-                                         int wave, const ScoreRule& rule) {
-    constexpr int kStride = kDecodeWaves * kStep;
+  // Reads the tokens of the wave, one of `waves` that take steps in turn.
+  template <class Walk>
+  __device__ __forceinline__ void attend(const Cache<Stored>& cache, const Walk& walk, int wave,
+                                         int waves, const ScoreRule& rule) {
+    const int stride = waves * kStep;
     int base = walk.begin + wave * kStep;
     Keys keys;
     int64_t block_row = walk.first_row_of(walk.block_of(base));
     if (base < walk.end) keys.load(cache, walk, base, block_row);
-    int32_t next_block = walk.block_of(base + kStride);
-    for (; base < walk.end; base += kStride) {
+    int32_t next_block = walk.block_of(base + stride);
+    for (; base < walk.end; base += stride) {
       ValueChunk values[4][kValueChunks];
       load_values(cache, walk, base, block_row, values);
       float scores[4] = {};
@@ -142,10 +145,10 @@ class MatrixWave {
         }
       }
       // The next step's keys travel while this one's scores are finished.
-      const int next = base + kStride;
+      const int next = base + stride;
       if (next < walk.end) {
         block_row = walk.first_row_of(next_block);
-        next_block = walk.block_of(next + kStride);
+        next_block = walk.block_of(next + stride);
         keys.load(cache, walk, next, block_row);
       }
 #pragma unroll
@@ -168,6 +171,10 @@ class MatrixWave {
       }
       add_values(values, weights);
     }
+  }
+
+  // Puts together what the lanes have found, once all tokens are read.
+  __device__ __forceinline__ void finish() {
     for (float& total : total_) {
       total = Unit::over_column(total, [](float a, float b) { return a + b; });
     }
@@ -206,14 +213,16 @@ class MatrixWave {
     KeyChunk chunk[Unit::kRows][kKeyChunks];
     float k_scale[Unit::kScoreRows], v_scale[Unit::kScoreRows];
 
-    __device__ __forceinline__ void load(const Cache<Stored>& cache, const TokenWalk& walk,
-                                         int base, int64_t block_row) {
+    template <class Walk>
+    __device__ __forceinline__ void load(const Cache<Stored>& cache, const Walk& walk, int base,
+                                         int64_t block_row) {
+      constexpr int kPitch = kKeyDim + Walk::kPad / sizeof(Stored);
 #pragma unroll
       for (int slot = 0; slot < Unit::kRows; ++slot) {
         const int64_t row = walk.row_of(base + Unit::row(slot), block_row);
 #pragma unroll
         for (int c = 0; c < kKeyChunks; ++c) {
-          const Stored* from = cache.k + row * kKeyDim + (4 * c + Unit::part()) * kKeyChunk;
+          const Stored* from = cache.k + row * kPitch + (4 * c + Unit::part()) * kKeyChunk;
           chunk[slot][c] = __builtin_nontemporal_load(reinterpret_cast<const KeyChunk*>(from));
         }
       }
@@ -228,17 +237,18 @@ class MatrixWave {
     }
   };
 
-  static __device__ __forceinline__ void load_values(const Cache<Stored>& cache,
-                                                     const TokenWalk& walk, int base,
-                                                     int64_t block_row,
+  template <class Walk>
+  static __device__ __forceinline__ void load_values(const Cache<Stored>& cache, const Walk& walk,
+                                                     int base, int64_t block_row,
                                                      ValueChunk (&values)[4][kValueChunks]) {
+    constexpr int kPitch = kValueDim + Walk::kPad / sizeof(Stored);
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
       const int64_t row = walk.row_of(base + Unit::token_at(k), block_row);
 #pragma unroll
       for (int c = 0; c < kValueChunks; ++c) {
         const int lane_chunk = c * Unit::kRowLanes + Unit::row_lane();
-        const Stored* from = cache.v + row * kValueDim + lane_chunk * kValueChunk;
+        const Stored* from = cache.v + row * kPitch + lane_chunk * kValueChunk;
         values[k][c] = __builtin_nontemporal_load(reinterpret_cast<const ValueChunk*>(from));
       }
     }
