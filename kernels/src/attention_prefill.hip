@@ -231,15 +231,15 @@ __device__ __forceinline__ void attention_prefill(const PrefillInput& in,
       const int row = min(wave_row + tile * kTile + MatrixUnit::column(lane_column), rows - 1);
       const float total = MatrixUnit::over_column(softmax[tile].total[lane_column],
                                                   [](float a, float b) { return a + b; });
-      const float highest = softmax[tile].highest[lane_column] * factor;
+      const float reference = softmax[tile].reference(lane_column, factor);
       const int head = kv_head * group + row % group;
       const float* sinks = kValueDim <= kMaxSinkDim ? in.sinks : nullptr;
-      inverse[lane_column] = 1.0f / (total + sink_weight(sinks, head, highest));
+      inverse[lane_column] = 1.0f / (total + sink_weight(sinks, head, reference));
       if (count > 1) {
         inverse[lane_column] = 1.0f;
         if (first_column == 0 && wave_row + tile * kTile + MatrixUnit::column(lane_column) < rows) {
           float* ml = splits.partial_ml + 2 * (head_of(row) * count + split);
-          ml[0] = highest;
+          ml[0] = reference;
           ml[1] = total;
         }
       }

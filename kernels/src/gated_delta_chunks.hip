@@ -6,6 +6,11 @@ namespace rf {
 
 inline constexpr int kSolveStride = kStateChunk + 4;  // of floats
 
+// Queries and P are that much larger as halves, and results are divided by it again. They are at
+// most 1 / sqrt(kStateChunkDim), and P decays: what is below 2^-14 has fewer bits as a half, and
+// counts as zero where kFlushesHalves.
+inline constexpr float kScoreFactor = 0x1p16f;
+
 // Column `column` of (I + A)^-1, with A strictly lower triangular. a: A^T.
 __device__ __forceinline__ void solve_column(const float* a, int column, float (&x)[kStateChunk]) {
 #pragma unroll
@@ -73,7 +78,8 @@ extern "C" __global__ __launch_bounds__(rf::kStateChunkThreads) void rf_gated_de
   };
   for_rows(qkv + first * qkv_stride + key_head * kStateChunkDim, qkv_stride,
            static_cast<int64_t>(key_heads) * kStateChunkDim, count, [&](int row, Four q, Four k) {
-             norm(row, q, rsqrt(static_cast<float>(kStateChunkDim)), q_tile, queries);
+             norm(row, q, kScoreFactor * rsqrt(static_cast<float>(kStateChunkDim)), q_tile,
+                  queries);
              norm(row, k, 1.0f, k_tile, keys);
            });
   if (thread < kStateChunk) {
@@ -346,7 +352,7 @@ extern "C" __global__ __launch_bounds__(rf::kStateChunkThreads) void rf_gated_de
 #pragma unroll
       for (int tile = 0; tile < kColumnTiles; ++tile) {
         own_out[token * value_heads * kStateChunkDim + tile * 16 + Mma::column(i)] =
-            result[tile].value[i];
+            result[tile].value[i] * (1.0f / kScoreFactor);
       }
     }
 

@@ -20,7 +20,8 @@ inline constexpr int kGemmThreads = kGemmWaves * kWave;
 template <class Format, int kTileRows>
 class Gemm {
  public:
-  static __device__ __forceinline__ void run(const GemmArguments& arguments) {
+  // Returns false if it is to be called again, with the factor 1.
+  static __device__ __forceinline__ bool run(const GemmArguments& arguments, float factor) {
     __shared__ Lds lds;
     const auto x_tile = [&](int stage) { return HalfTile{lds.tiles.x[stage]}; };
     const auto w_tile = [&](int stage) { return HalfTile{lds.tiles.w[stage]}; };
@@ -48,7 +49,7 @@ class Gemm {
 #pragma unroll
     for (int i = 0; i < kPieces; ++i) weights.put(held[0], 0, begin, i, w_tile(0), w_row);
     if constexpr (kQuantBlocks == 1) held[0] = weights.load(begin + kAhead);
-    x.template finish<kStages - 2>(x_tile(0));
+    x.template finish<kStages - 2>(x_tile(0), factor);
     lds_barrier();
 
     Accumulators sums{};
@@ -70,12 +71,14 @@ class Gemm {
         multiply(sums, x_tile(stage), w_tile(step % 2),
                  [&](int i) { weights.put(next, u, now + 1, i, w_tile((step + 1) % 2), w_row); });
         stage = stage == kStages - 1 ? 0 : stage + 1;
-        x.template finish<kStages - 2>(x_tile(stage));
+        x.template finish<kStages - 2>(x_tile(stage), factor);
         if (u == kQuantBlocks - 1) next = weights.load(now + 2 + (kAhead - 1) * kQuantBlocks);
         lds_barrier();
       }
     }
-    Block::store(sums, lds.staged, arguments, first_column);
+    if (!Block::are_final(sums, factor, lds.votes)) return false;
+    Block::store(sums, factor, lds.staged, arguments, first_column);
+    return true;
   }
 
  private:
@@ -99,6 +102,7 @@ class Gemm {
       U4 w[2][kTileColumns * kTileChunks];
     } tiles;
     Block::Staged staged;
+    Block::Votes votes;
   };
 
   // Multiplies tiles, and calls put(i) for each of kPieces pieces of the next tile of weights:
@@ -149,7 +153,7 @@ __device__ __forceinline__ void gemm(const GemmArguments& arguments) {
   if constexpr (kIsDirect<Format, kTileRows>) {
     direct_gemm<Format>(arguments);
   } else {
-    Gemm<Format, kTileRows>::run(arguments);
+    RF_WITH_RAISED((Gemm<Format, kTileRows>::run(arguments, factor)));
   }
 }
 

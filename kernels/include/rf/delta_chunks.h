@@ -19,9 +19,10 @@ namespace rf {
 
 // Of all chunks of a step, which are as many as state_chunk() gives numbers.
 struct DeltaChunks {
-  half *keys, *queries;  // [chunks, key_heads, kStateChunk, kStateChunkDim]
+  half *keys, *queries;  // queries times a factor: [chunks, key_heads, kStateChunk, kStateChunkDim]
   half* keys_t;          // [chunks, key_heads, kStateChunkDim, kStateChunk]
-  half *solve, *scores;  // T diag(beta) and P: [chunks, value_heads, kStateChunk, kStateChunk]
+  half *solve, *scores;  // T diag(beta), and P times a factor: [chunks, value_heads, kStateChunk,
+                         // kStateChunk]
   float* decays;         // e^G and e^(G_64 - G): [chunks, value_heads, 2, kStateChunk]
   int key_heads, value_heads;
 

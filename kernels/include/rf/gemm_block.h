@@ -24,6 +24,29 @@ struct GemmArguments {
   int split_quant_blocks;
 };
 
+__device__ __forceinline__ void hide([[maybe_unused]] int& value) {
+#if !RF_HOST
+  asm volatile("" : "+s"(value));
+#endif
+}
+
+// Runs an expression of `arguments` and `factor`, and once more if it is false: are_final(). That K
+// is the same then is hidden, as addresses would wait for that case in registers.
+#define RF_WITH_RAISED(run)                 \
+  if constexpr (!kFlushesHalves) {          \
+    constexpr float factor = 1.0f;          \
+    run;                                    \
+  } else {                                  \
+    const GemmArguments& given = arguments; \
+    float factor = kRaised;                 \
+    _Pragma("unroll 1") while (true) {      \
+      GemmArguments arguments = given;      \
+      hide(arguments.quant_blocks);         \
+      if (run) break;                       \
+      factor = 1.0f;                        \
+    }                                       \
+  }
+
 // The waves of a block form a grid over its tile, kWaveColumns wide. If kTransposed, the
 // accumulators hold y^T.
 template <int kTileRows, int kWaves, int kWaveColumns, bool kTransposed = false>
@@ -48,15 +71,38 @@ struct GemmBlock {
     return wave_id() % kWaveColumns * (kColumnTiles * 16);
   }
 
+  // Whether the sums of all waves are finite, or need not be, as activations were not raised. The
+  // block is done with the tiles in LDS, where the waves say so.
+  using Votes = bool[kWaves];
+  static __device__ __forceinline__ bool are_final(const Accumulators& sums, float factor,
+                                                   Votes& votes) {
+    if constexpr (!kFlushesHalves) return true;
+    float zero = 0.0f;  // times what is infinite it is no number
+    for (auto& row : sums) {
+      for (auto& tile : row) {
+        for (int i = 0; i < kAccValues; ++i) zero = fma(tile.value[i], 0.0f, zero);
+      }
+    }
+    const bool own = ballot(zero != 0.0f) == 0;
+    if (lane_id() == 0) votes[wave_id()] = own;
+    __syncthreads();
+    bool all = true;
+    for (bool vote : votes) all = all && vote;
+    if (uniform(all || factor == 1.0f)) return true;
+    __syncthreads();
+    return false;
+  }
+
   // Through LDS, as a lane holds a few values of many rows and memory wants whole rows.
-  static __device__ __forceinline__ void store(const Accumulators& sums, Staged& staged,
-                                               const GemmArguments& arguments, int first_column) {
+  static __device__ __forceinline__ void store(const Accumulators& sums, float factor,
+                                               Staged& staged, const GemmArguments& arguments,
+                                               int first_column) {
 #pragma unroll kTilesInCode
     for (int i = 0; i < kRowTiles; ++i) {
       __syncthreads();
 #pragma unroll
       for (int tile = 0; tile < kRowTiles; ++tile) {
-        if (tile == i) stage(sums[tile], staged);
+        if (tile == i) stage(sums[tile], 1.0f / factor, staged);
       }
       __syncthreads();
       store_staged(staged, arguments, arguments.first_row + 16 * i, first_column);
@@ -68,7 +114,7 @@ struct GemmBlock {
   // GEMM. So it is there once. Only on an H200 a copy for each tile was measured to be 1% faster.
   static constexpr int kTilesInCode = kHasAsyncCopy ? kRowTiles : 1;
 
-  static __device__ __forceinline__ void stage(const Mma::Acc (&sums)[kColumnTiles],
+  static __device__ __forceinline__ void stage(const Mma::Acc (&sums)[kColumnTiles], float scale,
                                                Staged& staged) {
 #pragma unroll
     for (int j = 0; j < kColumnTiles; ++j) {
@@ -77,7 +123,7 @@ struct GemmBlock {
         const int row = kTransposed ? Mma::column(v) : Mma::row(v);
         const int column = kTransposed ? Mma::row(v) : Mma::column(v);
         staged.values[wave_row() / kRowTiles + row][wave_column() + 16 * j + column] =
-            sums[j].value[v];
+            sums[j].value[v] * scale;
       }
     }
   }

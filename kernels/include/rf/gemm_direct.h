@@ -59,14 +59,15 @@ class DirectActivations {
   }
 
   // After this and a barrier, the tile that start() was given is complete.
-  __device__ __forceinline__ void finish(U4* tile) {
+  __device__ __forceinline__ void finish(U4* tile, float factor) {
     if constexpr (kHasAsyncCopy) {
       async_wait();
     } else {
 #pragma unroll
       for (int i = 0; i < kCopies; ++i) {
         if (!in_tile(i)) continue;
-        tile[place(row_of(i), piece_of(i) / kTileChunks, piece_of(i) % kTileChunks)] = copied_[i];
+        tile[place(row_of(i), piece_of(i) / kTileChunks, piece_of(i) % kTileChunks)] =
+            raised(copied_[i], factor);
       }
     }
   }
@@ -113,9 +114,12 @@ class DirectGemm {
   union Lds {
     U4 x[2][Activations::kPieces];
     typename Block::Staged staged;
+    typename Block::Votes votes;
   };
 
-  static __device__ __forceinline__ void run(const GemmArguments& arguments, Lds& lds) {
+  // Returns false if it is to be called again, with the factor 1.
+  static __device__ __forceinline__ bool run(const GemmArguments& arguments, Lds& lds,
+                                             float factor = 1.0f) {
     const int first_column = blockIdx.y * kTileColumns;
     const int begin = blockIdx.z * arguments.split_quant_blocks;
     const int end = min(begin + arguments.split_quant_blocks, arguments.quant_blocks);
@@ -130,7 +134,7 @@ class DirectGemm {
     Activations x(arguments);
     x.start(place(), end, lds.x[0]);
     weights.load(place() / kQuantBlocks);
-    x.finish(lds.x[0]);
+    x.finish(lds.x[0], factor);
     lds_barrier();
 
     typename Block::Accumulators sums{};
@@ -150,11 +154,13 @@ class DirectGemm {
         issue_loads();
         multiply(sums, held, chunk, group, lds.x[buffer]);
       }
-      if (left > 0) x.finish(lds.x[1 - buffer]);
+      if (left > 0) x.finish(lds.x[1 - buffer], factor);
       lds_barrier();
       buffer = 1 - buffer;
     }
-    Block::store(sums, lds.staged, arguments, first_column);
+    if (!Block::are_final(sums, factor, lds.votes)) return false;
+    Block::store(sums, factor, lds.staged, arguments, first_column);
+    return true;
   }
 
  private:
@@ -243,9 +249,9 @@ __device__ __forceinline__ void direct_gemm(const GemmArguments& arguments) {
   };
   __shared__ Lds lds;
   if (arguments.rows - arguments.first_row <= 16) {
-    Half::run(arguments, lds.half);
+    RF_WITH_RAISED(Half::run(arguments, lds.half, factor));
   } else {
-    Full::run(arguments, lds.full);
+    RF_WITH_RAISED(Full::run(arguments, lds.full, factor));
   }
 }
 

@@ -7,6 +7,7 @@
 
 #include "rf/act.h"
 #include "rf/formats.h"
+#include "rf/mma.h"
 
 namespace rf {
 
@@ -20,6 +21,16 @@ struct HalfTile {
     return chunks[row * kTileChunks + (chunk ^ (row / 2 % kTileChunks))];
   }
 };
+
+// Where halves below 2^-14 count as zero, activations enter LDS kRaised times as large: those
+// between a gate and what follows may all be small. Few are so large that they become infinite, and
+// with them what is summed. Then the block begins again, with what it was given.
+inline constexpr float kRaised = 256.0f;
+
+__device__ __forceinline__ U4 raised(U4 halves, float factor) {
+  if constexpr (!kFlushesHalves) return halves;
+  return __builtin_bit_cast(U4, __builtin_bit_cast(Vec<half, 8>, halves) * to_half(factor));
+}
 
 // Copies a tile of activations [rows, K] at a time: asynchronously where the target can, else
 // through registers, so that the loads run while the block computes.
@@ -54,13 +65,13 @@ class ActivationTile {
   // After this and a barrier `tile` is complete, if start() was given it kLater groups of copies
   // (async_commit()) ago, or last where copies are not asynchronous.
   template <int kLater>
-  __device__ __forceinline__ void finish(HalfTile tile) {
+  __device__ __forceinline__ void finish(HalfTile tile, float factor) {
     if constexpr (kHasAsyncCopy) {
       async_wait<kLater>();
     } else {
 #pragma unroll
       for (int i = 0; i < kCopies; ++i) {
-        if (in_tile(i)) tile(row_of(i), chunk_of(i)) = copied_[i];
+        if (in_tile(i)) tile(row_of(i), chunk_of(i)) = raised(copied_[i], factor);
       }
     }
   }

@@ -49,10 +49,13 @@ template <int kKeyTiles>
 using TileScores = TileValues[kKeyTiles];
 
 // The softmax of one tile of queries over the keys so far. Scores stay in units of the product:
-// exp2(factor * (score - highest)) is one fused multiply-add and one exp2.
+// exp2(factor * (score - highest) + kWeightBits) is one fused multiply-add and one exp2. Weights
+// become halves, which below 2^-14 have fewer bits or count as zero (kFlushesHalves): so the
+// highest is not 1 but as large as halves allow. Of many keys, small weights are much together.
 template <int kColumns>
 struct TileSoftmax {
   static constexpr int kLaneColumns = mma::MatrixUnit::kLaneColumns;
+  static constexpr float kWeightBits = 15.0f;
   float highest[kLaneColumns];
   float total[kLaneColumns];  // of this lane's keys
   TileValues output[kColumns / kTile];
@@ -65,6 +68,11 @@ struct TileSoftmax {
     for (TileValues& tile : output) {
       for (float& value : tile) value = 0.0f;
     }
+  }
+
+  // The score, in units of log2, whose weight is 1.
+  __device__ __forceinline__ float reference(int lane_column, float factor) const {
+    return highest[lane_column] * factor - kWeightBits;
   }
 
   // Turns scores into weights relative to the new highest score.
@@ -87,7 +95,7 @@ struct TileSoftmax {
       any_raised |= largest > highest[lane_column];
       raised[lane_column] = exp2((highest[lane_column] - largest) * factor);
       highest[lane_column] = largest;
-      shift[lane_column] = largest * factor;
+      shift[lane_column] = reference(lane_column, factor);
     }
     if (ballot(any_raised) != 0) {
 #pragma unroll

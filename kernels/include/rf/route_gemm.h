@@ -76,7 +76,6 @@ class RouteGemm {
   static constexpr int kRowTiles = kTile / 16;  // of a wave each
   static constexpr int kColumnTiles = kTile / 16 / (kWaves / kRowTiles);
   static constexpr float kRest = 2048.0f;
-  static constexpr float kLeastHalf = 1.0f / (1 << 14);
   static constexpr float kLargestHalf = 65504.0f;
   static_assert(kThreads == kTile * kTileChunks);
 

@@ -1,4 +1,4 @@
-"""Whole models as devices with waves of 64 lanes compute them (MI200, MI300)."""
+"""What devices with waves of 64 lanes compute (MI200, MI300): whole models, and small values."""
 
 from __future__ import annotations
 
@@ -18,6 +18,14 @@ DECODERS = (
 # Those of the cases, and halves and floats, which the tiny models have: the kernels of the others
 # need not be compiled for this wave.
 FORMATS = "q8_0,q4_1,q4_k,q6_k,f16,bf16,f32"
+# Halves that matrix instructions of MI200, and with this wave those of the host, take for zero.
+SMALL = "small and not larger"
+KERNELS = (
+    "attention/test_attention_full.py",
+    "experts/test_grouped_gemm.py",
+    "matrices/test_gemm.py",
+    "recurrent/test_gated_delta.py",
+)
 ENCODERS = (
     "test_every_architecture_gives_the_references_states or test_so_do_larger_heads or "
     "test_quantised_matrices_give_the_references_states and q8_0"
@@ -27,12 +35,16 @@ ENCODERS = (
 @pytest.mark.slow
 @pytest.mark.timeout(900)  # the kernels are compiled first
 @pytest.mark.parametrize(
-    ("file", "cases", "count"),
-    [("test_hip_models.py", DECODERS, 16), ("test_hip_encoders.py", ENCODERS, 14)],
-    ids=["decoders", "encoders"],
+    ("files", "cases", "count"),
+    [
+        (["tests/e2e/hip/test_hip_models.py"], DECODERS, 16),
+        (["tests/e2e/hip/test_hip_encoders.py"], ENCODERS, 14),
+        ([f"tests/kernels/{name}" for name in KERNELS], SMALL, 9),
+    ],
+    ids=["decoders", "encoders", "kernels_with_small_values"],
 )
-def test_whole_models_on_waves_of_64_lanes(
-    file: str, cases: str, count: int, request: pytest.FixtureRequest
+def test_waves_of_64_lanes(
+    files: list[str], cases: str, count: int, request: pytest.FixtureRequest
 ) -> None:
     """In a process of its own: the checking library has one wave size."""
     options = request.config
@@ -40,7 +52,7 @@ def test_whole_models_on_waves_of_64_lanes(
         pytest.skip("for the host platform, where the other tests run waves of 32 lanes")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--wave", "64"]
     command += ["--matrix-formats", FORMATS]
-    command += [f"tests/e2e/hip/{file}", "-k", cases]
+    command += [*files, "-k", cases]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stdout[-4000:]
     assert f"{count} passed" in result.stdout, result.stdout[-500:]

@@ -129,6 +129,22 @@ def test_sharp_scores_pick_single_keys(device: Device) -> None:
     check(got, expected, rtol=2e-3, atol=2e-3)
 
 
+def test_small_weights_of_many_keys_are_not_lost(device: Device) -> None:
+    """Each is a 37,000th of the largest: less than matrix instructions of MI200 take for a half."""
+    q, k, v = (np.zeros((300, 1, 32), np.float16) for _ in range(3))
+    q[:, :, 0], k[0, :, 0], v[1:] = 2.0, 5.25, 1.0
+    starts = np.array([0, 300], np.int32)
+    out = device.empty(q.shape, np.float16, "out")
+    arrays = [device.upload(each) for each in (q, k, v, starts)]
+    grid = (3, 1, 1)
+    device.launch(
+        "rf_attention_full_d32", *arrays, out, *(32,) * 3, 1.0, 1, grid=grid, block=THREADS
+    )
+    exact_q, exact_k, exact_v = (x.astype(np.float64) for x in (q, k, v))
+    expected = ops.attend_all(exact_q, exact_k, exact_v, starts, 1.0)
+    check(out.get(), expected, rtol=2e-3, atol=0)
+
+
 def test_queries_keys_and_values_may_lie_apart(device: Device) -> None:
     rng = np.random.default_rng(1)
     q, k, v = (rng.standard_normal((20, 2, 32)).astype(np.float16) for _ in range(3))

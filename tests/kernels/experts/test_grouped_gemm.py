@@ -47,12 +47,13 @@ def _check(
     gathered: bool = True,
     half: bool = False,
     scattered: bool = False,
+    factor: float = 1.0,
 ) -> None:
     """Compares with each expert's product with its rows; `gathered`: with rows of tokens."""
     layer, pairs = experts[0], chosen.size
     groups, arrays = groups_of(chosen), group(device, chosen, len(experts), tile)
     rows = chosen.shape[0] if gathered else pairs
-    x = random_activation(np.random.default_rng(1), rows, 32 * layer.quant_blocks)
+    x = factor * random_activation(np.random.default_rng(1), rows, 32 * layer.quant_blocks)
     halves = x.astype(np.float16)
     weight = ExpertLayer(tuple(experts), ()).packed()
     out = device.empty((pairs, layer.out_features), np.float16 if half else np.float32, "out")
@@ -111,6 +112,11 @@ def test_multiplies_groups(device: Device, chosen: Int32, gathered: bool) -> Non
 @pytest.mark.parametrize("tile", [32, 64])
 def test_multiplies_every_type(device: Device, name: str, tile: int) -> None:
     _check(device, _experts(name, 3, 37, block_features(name)), _random(5, 2, 3), tile=tile)
+
+
+def test_activations_may_be_small(device: Device) -> None:
+    """As those between gate and down are; a half below 2^-14 counts as zero on MI200."""
+    _check(device, _experts("q4_k", 3, 37, 256), _random(5, 2, 3), factor=2.0**-10)
 
 
 @pytest.mark.parametrize("tile", [64, 128])

@@ -97,6 +97,18 @@ def test_multiplies(device: Device, name: str, rows: int, out_features: int, blo
     _check(device, layer, random_activation(rng, rows, in_features))
 
 
+@pytest.mark.parametrize("factor", [2.0**-14, 2.0**14], ids=["small", "large"])
+@pytest.mark.parametrize(("name", "tile"), [("q4_k", 32), ("q4_k", 64), ("f16", 32)])
+def test_activations_may_be_small_or_large(
+    device: Device, name: str, tile: int, factor: float
+) -> None:
+    """Some of them as small as matrix instructions of MI200 take no half, or the largest halves."""
+    rng = np.random.default_rng(8)
+    layer = random_layer(rng, name, 40, 256)
+    x = random_activation(rng, 20, 256) * np.float32(16 * factor)
+    _check(device, layer, np.clip(x, -65504, 65504), tile=tile)
+
+
 @pytest.mark.parametrize("tile", [32, 64, 128])
 def test_tiles_cover_rows_and_columns(device: Device, tile: int) -> None:
     rng = np.random.default_rng(1)

@@ -182,6 +182,16 @@ def test_chunks_do_what_their_tokens_would_do(device: Device, batch: Batch) -> N
     Launch(device, batch, Heads(value_heads=1, key_dim=128, value_dim=128)).in_chunks()
 
 
+def test_chunks_keep_small_products_of_queries_and_keys(device: Device) -> None:
+    """Halves of which would count as zero on MI200; the limit is that of `rocmforge verify`."""
+    heads = Heads(value_heads=1, key_dim=128, value_dim=128)
+    launch = Launch(device, CHUNKED["one_token_more"], heads)
+    launch.in_chunks()
+    there = launch.expected != UNTOUCHED
+    errors = np.abs(launch.out.get() - launch.expected)[there]
+    assert errors.max() < 1e-3 * np.abs(launch.expected[there]).max()
+
+
 @pytest.mark.parametrize("tiled", [False, True])
 def test_chunks_of_value_heads_find_their_keys(device: Device, tiled: bool) -> None:
     Launch(device, BATCHES["decodes"], replace(QWEN, tiled=tiled)).in_chunks()

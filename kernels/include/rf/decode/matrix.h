@@ -93,8 +93,7 @@ class MatrixWave {
   static constexpr bool kJoined = Unit::kColumns >= 2 * kGroup;
   static constexpr int kParts = kJoined ? 1 : 2;
   static constexpr float kRestFactor = 2048.0f;
-  static constexpr float kLeastHalf = 0x1p-14f;  // MFMA of gfx90a takes smaller ones for zeros
-  static constexpr float kLeastScale = 1e-30f;   // which has a logarithm
+  static constexpr float kLeastScale = 1e-30f;  // which has a logarithm
 
   using KeyChunk = Vec<Stored, kKeyChunk>;
   using ValueChunk = Vec<Stored, kValueChunk>;
