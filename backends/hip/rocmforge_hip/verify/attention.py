@@ -89,6 +89,20 @@ def groups() -> Iterator[Group]:
             )
 
     for head in CACHED_HEADS:
+        for kv_dtype in ("f16", "int8"):
+            if head.has_teams:  # three heads that share keys are in a group above
+                recipe = Recipe(
+                    heads=6,
+                    kv_heads=1,
+                    head_dim=head.key_dim,
+                    rotary_dim=head.key_dim,
+                    kv_dtype=kv_dtype,
+                )
+                name = f"{kv_dtype}, heads of {head}, 6 to 1"
+                case = Case("decode attention in teams", name, _DECODE, _decode_teams)
+                yield Group(recipe, (case,))
+
+    for head in CACHED_HEADS:
         for kv_heads in (2, 1):  # three or six heads of queries share one
             if head.packs_values:
                 recipe = Recipe(
@@ -376,7 +390,7 @@ def _decode_fused(bench: Workbench) -> float:
 
 
 def _decode_teams(bench: Workbench) -> float:
-    """Attends from sequences that share blocks, in one launch and in three."""
+    """Attends from sequences that share blocks; splits are merged in the launch or behind it."""
     stored, blocks = _fill_cache(bench), blocks_of(CONTEXTS)[2]
     chunks = [(context, 1, blocks[: ceil_div(context, BLOCK_TOKENS)]) for context in _IN_TEAMS]
     table = np.array([blocks] * len(_IN_TEAMS), np.int32)
@@ -386,23 +400,22 @@ def _decode_teams(bench: Workbench) -> float:
     )
     first = sum(CONTEXTS[:2])
     last = first + np.array(_IN_TEAMS) - 1
-    stacked = np.concatenate([part[last].reshape(len(last), -1) for part in stored.inputs], axis=1)
+    queries = stored.rotated[last].astype(np.float16)
     wanted = np.concatenate(
         [
             oracle.attention(
-                stored.rotated[token][None],
+                queries[row][None].astype(np.float64),
                 stored.keys[first : token + 1],
                 stored.values[first : token + 1],
                 scale=bench.spec.scale,
             )
-            for token in last
+            for row, token in enumerate(last)
         ]
     )
     own, worst = present(bench.model.weights.layers[0].attention), 0.0
     for name in ("plain", "fused"):
         step = replace(bench.step(chunks, teams=teams), variant=VARIANTS[name])
-        qkv = bench.qkv(stacked.astype(np.float32))
-        q = ops.rope_and_store(step, *qkv, own.q_norm, own.k_norm, bench.spec)
+        q = bench.activation(bench.model.arena.rotated, queries.reshape(len(last), -1))
         got = bench.result(ops.attention(step, q, bench.spec, own.sinks))
         worst = max(worst, error(got.reshape(wanted.shape), wanted))
     return worst
