@@ -145,6 +145,9 @@ def test_teams_change_with_the_sequences_of_a_step() -> None:
     assert teams_in(finder.of(table[1:], contexts[1:])) == {(0, 1): LEAST_SHARED}
     table[1, 3] = 77
     assert teams_in(finder.of(table, contexts)) == {(0, 2): LEAST_SHARED}
+    table[1, 3] = FRONT[3]
+    assert teams_in(finder.of(table, contexts)) == {(0, 1, 2): LEAST_SHARED}
+    table[:2, 5] = 78, 79
     contexts[2] = 5
     assert finder.of(table, contexts) is None
     assert finder.of(table[:1], contexts[:1]) is None
