@@ -101,8 +101,8 @@ def test_answers_are_those_of_sequences_that_read_all_they_see(
     options = replace(OPTIONS, decode_variant=variant, kv_dtype=kv_dtype)
     apart = steps(Driver(load_hip(stack, path, options)))
     together = steps(Driver(load_hip(stack, path, replace(options, shared_prefix="on"))))
-    # A value between two int8 codes may become either.
-    rounding = 2e-4 if kv_dtype == "f16" else 5e-3
+    # A key or value between two halves, or between two int8 codes, may become either.
+    rounding = 2e-3 if kv_dtype == "f16" else 5e-3
     np.testing.assert_allclose(logprobs(together), logprobs(apart), atol=rounding)
     costs = [
         (present(before.cost), present(now.cost))
