@@ -7,6 +7,7 @@ from typing import Final
 import numpy as np
 
 from rocmforge.backend.protocol import Float32Array
+from rocmforge.checkpoint.cache_types import SCALED_CACHES
 from rocmforge.models.blocks import Experts
 from rocmforge.models.config import ActivationFunction
 from rocmforge.models.forward.ops import AttentionSpec
@@ -87,7 +88,7 @@ class RoundingOps(ReferenceOps):
         return super().experts(self._activation(x), chosen, weights, experts, activation)
 
     def stored_keys(self, k: Float32Array) -> Float32Array:
-        if self.kv_dtype in ("int8", "k8v4"):
+        if self.kv_dtype in SCALED_CACHES:
             return to_int8(k, k.shape[-1])
         return to_half(k) if self.kv_dtype == "f16" else k
 

@@ -53,3 +53,5 @@ CACHE_TYPES: Final[Mapping[KvDtype, CacheType]] = MappingProxyType(
         "k8v4": CacheType(key_bits=8, value_bits=4, is_scaled=True),
     }
 )
+SCALED_CACHES: Final = frozenset(name for name, stored in CACHE_TYPES.items() if stored.is_scaled)
+"""The types that round keys and values to integers."""

@@ -14,6 +14,7 @@ from rocmforge.backend.windows import (
     plan_windows,
     why_windows_keep,
 )
+from rocmforge.checkpoint.cache_types import SCALED_CACHES
 from rocmforge.errors import OutOfMemory
 from rocmforge.models.blocks import ModelWeights
 from rocmforge.models.config import LayerConfig, ModelConfig
@@ -307,7 +308,7 @@ def _activation_slices(config: ModelConfig, options: LoadOptions, weights: int) 
 
 def _cache_block(layer: LayerConfig, kv_dtype: str) -> LayerCache[ArraySpec]:
     rows = layer.num_kv_heads, BLOCK_TOKENS
-    scaled = kv_dtype in ("int8", "k8v4")
+    scaled = kv_dtype in SCALED_CACHES
     stored, scales = ("i1", spec(rows, "f4")) if scaled else ("f2", None)
     keys = spec((*rows, layer.key_dim), stored)
     if layer.latent is not None:

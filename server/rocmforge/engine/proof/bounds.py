@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Final
 
 from rocmforge.backend.protocol import RunnerInfo
+from rocmforge.checkpoint.cache_types import SCALED_CACHES
 from rocmforge.engine.ipc.message import Message
 
-QUANTISED_CACHES: Final = ("int8", "k8v4")
 _KL_BOUND: Final = 0.5
 """Nats at one place: more than was ever seen of a device that computes right."""
 _TOLERANCE: Final = 3.0
@@ -25,6 +25,6 @@ class Bounds(Message, frozen=True):
 def bounds_for(runner: RunnerInfo, tolerance: float | None) -> Bounds:
     """Returns the operator's bounds, or those that were measured to fit such a device."""
     if tolerance is None:
-        is_int8 = runner.kv_dtype in QUANTISED_CACHES or runner.activation_bits == 8
+        is_int8 = runner.kv_dtype in SCALED_CACHES or runner.activation_bits == 8
         tolerance = _INT8_TOLERANCE if is_int8 else _TOLERANCE
     return Bounds(tolerance=tolerance)

@@ -25,10 +25,10 @@ import msgspec
 from rocmforge.backend import registry
 from rocmforge.backend.optional import Rounding
 from rocmforge.backend.protocol import LoadOptions, Runner
+from rocmforge.checkpoint.cache_types import SCALED_CACHES
 from rocmforge.engine.ipc.messages import Shutdown, describe_error
 from rocmforge.engine.ipc.wire import FrameReader, encode
 from rocmforge.engine.process import end_with_server
-from rocmforge.engine.proof.bounds import QUANTISED_CACHES
 from rocmforge.engine.proof.bundle import write_bundle
 from rocmforge.engine.proof.comparing import WANTED_TOP, Difference, differ, restricted
 from rocmforge.engine.proof.messages import (
@@ -94,7 +94,7 @@ def reference_runners(begin: Begin, checkpoint: Checkpoint) -> tuple[Runner, Run
     assert isinstance(runner, Rounding), "the reference backend's runner can round"
     kv_dtype, bits = begin.runner.kv_dtype, begin.runner.activation_bits
     rounding = runner.rounded(kv_dtype, bits if is_quantised else max(bits, 16))
-    right = runner.rounded(kv_dtype, 32) if kv_dtype in QUANTISED_CACHES else runner
+    right = runner.rounded(kv_dtype, 32) if kv_dtype in SCALED_CACHES else runner
     return right, rounding
 
 
