@@ -25,7 +25,7 @@ struct GemmArguments {
 };
 
 __device__ __forceinline__ void hide([[maybe_unused]] int& value) {
-#if !RF_HOST
+#if RF_AMD
   asm volatile("" : "+s"(value));
 #endif
 }

@@ -116,6 +116,7 @@ def test_legacy_completions_stream(sdk: openai.OpenAI) -> None:
             max_tokens=5,
             stream=True,
             stream_options={"include_usage": True},
+            extra_body={"ignore_eos": True},
         )
     )
     assert chunks[-1].usage is not None

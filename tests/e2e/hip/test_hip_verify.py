@@ -259,8 +259,8 @@ def test_other_windows_of_a_tile_fail_their_check(
 ) -> None:
     real = StepLayout.pack
 
-    def pack(layout: StepLayout, step: StepInput, target: Any) -> None:
-        real(layout, replace(step, tile_windows=wrong(step.tile_windows)), target)
+    def pack(layout: StepLayout, step: StepInput, *rest: Any, **more: Any) -> None:
+        real(layout, replace(step, tile_windows=wrong(step.tile_windows)), *rest, **more)
 
     (group,) = (group for group in all_groups() if group.recipe.tile_windows)
     monkeypatch.setattr(StepLayout, "pack", pack)
@@ -323,10 +323,17 @@ def test_states_of_a_neighbour_fail_their_check(
 ) -> None:
     """Of the next slot, read for the next sequence, or kept a token late."""
 
+    def next_of(array: DeviceArray) -> DeviceArray:
+        return replace(array, address=array.address + array.nbytes // array.shape[0])
+
     def shift(launch: Launch, arguments: dict[str, Any]) -> None:
-        array = arguments[name]
-        there = replace(array, address=array.address + array.nbytes // array.shape[0])
-        launch(**{**arguments, name: there})
+        batch = arguments["batch"]
+        if name == "state":
+            launch(**{**arguments, name: next_of(arguments[name])})
+        else:
+            launch(
+                **{**arguments, "batch": replace(batch, **{name: next_of(getattr(batch, name))})}
+            )
 
     change_launches(monkeypatch, kernel, shift)
     assert not any(check.passed for check in check_first(op))

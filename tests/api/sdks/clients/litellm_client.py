@@ -57,6 +57,7 @@ text = litellm.text_completion(
     api_key="none",
     prompt="hello",
     max_tokens=4,
+    temperature=0,
 )
 found["text"] = text.choices[0].finish_reason
 try:
