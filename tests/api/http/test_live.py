@@ -147,7 +147,7 @@ def test_a_killed_engine_fails_its_requests_and_comes_back(fragile: LiveServer) 
 
     def stream() -> list[Any]:
         text = ""
-        content = body(stream=True, max_tokens=4000)
+        content = body(stream=True, max_tokens=4000, ignore_eos=True)
         url = f"{fragile.url}/v1/completions"
         with httpx.stream("POST", url, content=content, headers=JSON, timeout=60) as response:
             for part in response.iter_text():
@@ -158,7 +158,9 @@ def test_a_killed_engine_fails_its_requests_and_comes_back(fragile: LiveServer) 
 
     def plain() -> httpx.Response:
         url = f"{fragile.url}/v1/completions"
-        return httpx.post(url, content=body(max_tokens=4000), headers=JSON, timeout=60)
+        return httpx.post(
+            url, content=body(max_tokens=4000, ignore_eos=True), headers=JSON, timeout=60
+        )
 
     with ThreadPoolExecutor(6) as pool:
         streams = [pool.submit(stream) for _ in range(4)]

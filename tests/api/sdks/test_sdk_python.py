@@ -205,7 +205,9 @@ def test_a_full_queue_is_a_rate_limit_error_and_passes(slow: LiveServer) -> None
         """Each would take a minute: none ends before the last is sent."""
         asking = [
             asyncio.create_task(
-                client.completions.create(model="tiny", prompt="hello", max_tokens=3000)
+                client.completions.create(
+                    model="tiny", prompt="hello", max_tokens=3000, extra_body={"ignore_eos": True}
+                )
             )
             for _ in range(40)
         ]
