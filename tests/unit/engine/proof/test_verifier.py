@@ -85,13 +85,14 @@ def run(
 
 def test_a_right_device_is_verified_and_raises_no_alarm(model: Path) -> None:
     async def test(engine: AsyncEngine, verifier: Verifier) -> None:
+        # All in one stretch: the engine may be ahead of what it hears of the next.
         for number in range(4):
-            plain = await answer(engine, number)
+            plain = await answer(engine, number, tokens=20)
             assert all(event.logprobs is None for event in plain), "nobody asked for them"
-        asked_for = await answer(engine, 4, num_logprobs=2)
+        asked_for = await answer(engine, 4, tokens=20, num_logprobs=2)
         assert {len(each.top) for event in asked_for for each in event.logprobs or ()} == {2}
         status = await until(verifier, lambda status: status.samples == 5)
-        assert (status.tokens, status.agreeing) == (250, 250)
+        assert (status.tokens, status.agreeing) == (100, 100)
         assert status.error < 1e-5
         assert (status.alarm, status.problem) == (None, None)
         assert sum(count for _, count in status.dropped) == 0
