@@ -195,8 +195,10 @@ class ReferenceOps:
         experts: Experts[Weight],
         rule: ExpertsConfig,
     ) -> tuple[Float32Array, list[Float32Array], tuple[Any, Float32Array]]:
-        total, x = self.add_norm(residual, delta, experts.router_norm or norms[0], None)
-        found = [self.norm(total, weight, None) for weight in norms]
+        total, x = self.add_norm(residual, delta, norms[0], None)
+        found = [x, *(self.norm(total, weight, None) for weight in norms[1:])]
+        if experts.router_norm is not None:
+            x = self.norm(total, experts.router_norm, None)
         return total, found, self._route(x, experts, rule)
 
     def _route(

@@ -227,7 +227,7 @@ class HipRunner:
         return self._teams_of(in_own_blocks(step, self._windows)) is not None
 
     def _teams_of(self, step: StepInput) -> Teams | None:
-        if not self.has_teams or step.predicts:
+        if not (self._teams.may_find and self.has_teams) or step.predicts:
             return None
         decodes = np.flatnonzero(np.diff(step.query_start) == 1)
         return self._teams.of(step.block_table[decodes], step.context_len[decodes])

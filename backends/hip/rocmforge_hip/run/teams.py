@@ -91,6 +91,8 @@ class TeamFinder:
     def __init__(self, mode: Literal["auto", "on", "off"], most: int) -> None:
         self._mode = mode
         self._most = 0 if mode == "off" else most
+        self.may_find: Final = self._most > 1
+        """Whether there may be teams in any step."""
         self._front: Int32Array | None = None  # of all sequences of the step before: what is shared
         self._kept: Teams | None = None
         self._age = 0
@@ -102,7 +104,7 @@ class TeamFinder:
             table: Blocks of each, [decodes, M].
             contexts: Tokens of each, with the new one, [decodes].
         """
-        if self._most < 2 or len(contexts) < 2:
+        if not self.may_find or len(contexts) < 2:
             return None
         if not self._still_right(table, contexts):
             self._kept = form_teams(table, contexts, most=self._most, least=LEAST_SHARED)
