@@ -337,8 +337,8 @@ def _largest_input(config: ModelConfig, limits: StepLimits, options: LoadOptions
         window_groups=0 if windows is None else windows.num_tables,
         has_axes=config.rope is not None and bool(config.rope.axes),
         has_places=config.tower is not None and config.tower.places > 0,
-        # A window has one row of embeddings at least.
         has_teams=causal,
+        # A window has one row of embeddings at least.
         tile_windows=limits.sums if any(layer.tile_windows for layer in config.layers) else 0,
     )
     if not causal:

@@ -20,7 +20,7 @@ from rocmforge_hip.device.constants import (
     QUANT_BLOCK,
     TEAM_ROWS,
 )
-from rocmforge_hip.device.heads import CACHED_HEADS
+from rocmforge_hip.device.heads import CACHED_HEADS, HeadSize
 from rocmforge_hip.device.library import KernelLibrary
 from rocmforge_hip.device.memory import ArraySpec, DeviceArray
 from rocmforge_hip.kernels import attention as kernels
@@ -92,6 +92,18 @@ class _Unrotated(Activation):
     norms: tuple[DeviceArray | None, DeviceArray | None]  # of queries and keys
 
 
+def _head_of(layer: LayerConfig) -> HeadSize | None:
+    sizes = layer.key_dim, layer.value_dim
+    return next((h for h in CACHED_HEADS if (h.key_dim, h.value_dim) == sizes), None)
+
+
+def reads_in_teams(layer: LayerConfig) -> bool:
+    """Returns whether sequences may read what they share of a layer's cache once, if not k8v4."""
+    head = _head_of(layer)
+    # A window leaves the front of a context behind.
+    return head is not None and head.has_teams and layer.window is None
+
+
 class _LayerKernels:
     """The kernels for the heads of one layer, and how many of them a block of decodes has."""
 
@@ -104,9 +116,10 @@ class _LayerKernels:
         *,
         has_gains: bool,
     ) -> None:
-        sizes = layer.key_dim, layer.value_dim
-        head = next(head for head in CACHED_HEADS if (head.key_dim, head.value_dim) == sizes)
-        wide = "wide_" if max(sizes) > NARROW_HEAD_DIM else ""
+        head = _head_of(layer)
+        assert head is not None, "`load.supported` refuses others"
+        largest = max(head.key_dim, head.value_dim)
+        wide = "wide_" if largest > NARROW_HEAD_DIM else ""
         shared = layer.num_heads // kv_heads
         self.kv_heads: Final = kv_heads  # of the cache that it reads
         self.group: Final = head.group(shared)
@@ -122,8 +135,7 @@ class _LayerKernels:
         )
         self.decode_threads: Final = _DECODE_WAVES * library.wave_size
         self.decodes_at_once: Final = self.decode.blocks_at_once(self.decode_threads)
-        # A window leaves the front of a context behind.
-        has_teams = head.has_teams and layer.window is None and cache != "k8v4"
+        has_teams = reads_in_teams(layer) and cache != "k8v4"
         self.most_of_team: Final = (
             _DECODE_WAVES * (TEAM_ROWS // min(shared, self.group)) if has_teams else 0
         )
@@ -139,7 +151,7 @@ class _LayerKernels:
         )
         # Of splits; 0 if the keys cannot be split.
         self.prefills_at_once: Final = (
-            self.prefill.blocks_at_once(_THREADS) if max(sizes) <= MAX_SPLIT_DIM else 0
+            self.prefill.blocks_at_once(_THREADS) if largest <= MAX_SPLIT_DIM else 0
         )
 
 

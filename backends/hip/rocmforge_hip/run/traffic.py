@@ -15,8 +15,8 @@ from rocmforge.models.memory import state_bytes
 from rocmforge.models.weights import present, walk
 from rocmforge_hip.device.constants import BLOCK_TOKENS
 from rocmforge_hip.device.driver import Driver
-from rocmforge_hip.device.heads import CACHED_HEADS
 from rocmforge_hip.device.memory import DeviceArray
+from rocmforge_hip.ops.cached_attention import reads_in_teams
 from rocmforge_hip.weights.placement import Planned, PlannedPart, stored_bytes
 from rocmforge_hip.weights.seats import table_bytes
 
@@ -68,11 +68,7 @@ class StepReads:
         for layer, size in zip(config.layers, block_bytes, strict=config.causal):
             read = size if layer.cache_of is None else block_bytes[layer.cache_of]
             self._token_bytes[layer.window] += read // BLOCK_TOKENS
-            if layer.window is None and any(
-                (head.key_dim, head.value_dim) == (layer.key_dim, layer.value_dim)
-                for head in CACHED_HEADS
-                if head.has_teams
-            ):
+            if reads_in_teams(layer):
                 self._shared_token_bytes += read // BLOCK_TOKENS
 
     def of(self, step: StepInput, saved_tokens: int = 0) -> int:

@@ -42,10 +42,10 @@ class TrialCase(NamedTuple):
 
     def __str__(self) -> str:
         adapters = " with adapters" if self.has_adapters else ""
-        adapters += " in teams" if self.has_teams else ""
+        teams = " in teams" if self.has_teams else ""
         return (
-            f"{self.sequences} sequences{adapters}, up to {(self.blocks + 1) * BLOCK_TOKENS} "
-            f"tokens of context, {self.sampling} sampling"
+            f"{self.sequences} sequences{adapters}{teams}, up to "
+            f"{(self.blocks + 1) * BLOCK_TOKENS} tokens of context, {self.sampling} sampling"
         )
 
 

@@ -65,16 +65,14 @@ def groups() -> Iterator[Group]:
         yield Group(recipe, tuple(cases))
     recipe = replace(_SHAPE, experts=replace(wide, intermediate_size=32), least_route_logits=1)
     yield Group(recipe, (Case("gemm route", "70 tokens", _WEIGHTS, partial(_route, 70)),))
-    rule = replace(_RULE, shared_intermediate_size=_RULE.intermediate_size)
-    recipe = replace(_SHAPE, architecture="qwen2moe", experts=rule)
-    recipe_of_norms = replace(
-        _SHAPE, architecture="gemma4", experts=replace(_RULE, normalised=True)
-    )
+    recipe = replace(_SHAPE, architecture="gemma4", experts=replace(_RULE, normalised=True))
     cases = [
         Case("route", f"between norms, {tokens} tokens", _WEIGHTS, partial(_route, tokens))
         for tokens in (1, 9, 17)
     ]
-    yield Group(recipe_of_norms, tuple(cases))
+    yield Group(recipe, tuple(cases))
+    rule = replace(_RULE, shared_intermediate_size=_RULE.intermediate_size)
+    recipe = replace(_SHAPE, architecture="qwen2moe", experts=rule)
     yield Group(
         recipe,
         tuple(
