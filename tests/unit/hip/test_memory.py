@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import re
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal, cast
@@ -22,7 +23,7 @@ from rocmforge.models.memory import kv_bytes_per_token
 from rocmforge.models.weights import present, take
 from rocmforge_hip.device.constants import BLOCK_TOKENS
 from rocmforge_hip.device.driver import Driver
-from rocmforge_hip.device.memory import DeviceBuffer, Memory, spec
+from rocmforge_hip.device.memory import DeviceBuffer, HostCopies, Memory, spec
 from rocmforge_hip.load import memory_budget
 from rocmforge_hip.load.memory_budget import (
     KEY_TILE,
@@ -68,6 +69,18 @@ def test_bytes_follow_from_shape_and_dtype(fake: FakeDriver) -> None:
     buffer = DeviceBuffer(cast(Driver, fake), spec((3, 5), "f2"), "x")
     assert buffer.nbytes == 30
     assert fake.live == {buffer.array.address: 30}
+
+
+@pytest.mark.parametrize("rows", [1, 1021])  # by one thread, and by several
+def test_copies_of_the_host_are_whole(rows: int) -> None:
+    source = np.random.default_rng(rows).standard_normal((rows, 4, 512), np.float32)
+    with closing(HostCopies()) as copies:
+        halves = np.full((4, rows, 512), np.nan, np.float16)
+        copies.copy(halves, source.swapaxes(0, 1))
+        again = np.full((rows, 4, 512), np.nan, np.float32)
+        copies.copy(again, source)
+    assert np.array_equal(halves, source.swapaxes(0, 1).astype(np.float16))
+    assert np.array_equal(again, source)
 
 
 def test_a_buffer_is_freed_once(fake: FakeDriver) -> None:

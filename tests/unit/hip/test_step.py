@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 from rocmforge.backend.protocol import MAX_KEPT_STATES, NO_SLOT, StepInput
-from rocmforge_hip.device.memory import DeviceArray
+from rocmforge_hip.device.memory import DeviceArray, HostCopies
 from rocmforge_hip.device.records import named_leaves
 from rocmforge_hip.ops.step import ListSizes, SamplingNeeds, StepLayout, StepShape
 from rocmforge_hip.ops.step_output import OutputLayout
@@ -25,6 +26,12 @@ BLOCK = 32
 DECODES = StepShape(
     tokens=4, sequences=4, rows=4, blocks=8, decodes=4, prefills=0, longest_prefill=0
 )
+
+
+@pytest.fixture
+def copies() -> Iterator[HostCopies]:
+    with closing(HostCopies()) as found:
+        yield found
 
 
 def packed(chunks: list[Chunk], shape: StepShape) -> dict[str, list[Any]]:
@@ -151,30 +158,38 @@ def test_results_are_read_from_where_the_device_writes_them() -> None:
     assert [each.tolist() for each in rest] == [[5] * 3, [[6] * 2] * 3, [[7] * 2] * 3]
 
 
-def test_sums_of_hidden_states_end_where_the_tokens_begin() -> None:
+def test_sums_of_hidden_states_end_where_the_tokens_begin(copies: HostCopies) -> None:
     without = OutputLayout(rows=3, logprobs=True, num_top=2)
     layout = OutputLayout(rows=3, logprobs=True, num_top=2, sums=2, hidden_size=4)
     buffer = np.zeros(layout.nbytes, np.uint8)
     buffer[: -without.nbytes].view(np.float32)[:] = range(8)
     buffer[-without.nbytes :].view(np.int32)[:3] = [5, 6, 7]
-    hidden = layout.read_hidden(buffer)
-    assert hidden is not None
+    room = layout.make_room()
+    assert room is not None
+    hidden = layout.read_hidden(buffer, room, copies)
     assert hidden.tolist() == [[0, 1, 2, 3], [4, 5, 6, 7]]
     assert layout.read(buffer, 3)[0].tolist() == [5, 6, 7]
-    assert without.read_hidden(buffer) is None
+    assert without.make_room() is None
 
 
-def test_rows_of_embeddings_are_put_together_in_one_copy() -> None:
+def test_rows_of_embeddings_are_put_together_in_one_copy(copies: HostCopies) -> None:
     """A tower makes those for the beginning first, then those for each inner layer."""
     layout = OutputLayout(rows=0, logprobs=False, num_top=0, sums=2, hidden_size=6, parts=3)
     buffer = np.arange(12, dtype=np.float32).view(np.uint8)
-    hidden = layout.read_hidden(buffer)
-    assert hidden is not None
+    room = layout.make_room()
+    assert room is not None
+    hidden = layout.read_hidden(buffer, room, copies)
     assert hidden.tolist() == [[0, 1, 4, 5, 8, 9], [2, 3, 6, 7, 10, 11]]
     size = 1 << 20
     layout = OutputLayout(rows=0, logprobs=False, num_top=0, sums=64, hidden_size=4096, parts=4)
     buffer = np.zeros(size, np.uint8)
-    assert peak_bytes(lambda: layout.read_hidden(buffer)) < 1.1 * size
+
+    def read() -> None:
+        room = layout.make_room()
+        assert room is not None
+        layout.read_hidden(buffer, room, copies)
+
+    assert peak_bytes(read) < 1.1 * size
 
 
 def peak_bytes(call: Callable[[], object]) -> int:
@@ -187,12 +202,15 @@ def peak_bytes(call: Callable[[], object]) -> int:
         tracemalloc.stop()
 
 
-def test_pieces_of_rows_are_staged_part_by_part_without_being_put_together() -> None:
+def test_pieces_of_rows_are_staged_part_by_part_without_being_put_together(
+    copies: HostCopies,
+) -> None:
     device: Any = SimpleNamespace(
         memory=SimpleNamespace(
+            copies=copies,
             pinned=lambda size, what: SimpleNamespace(
                 bytes=np.full(size, 0xFF, np.uint8), address=0
-            )
+            ),
         ),
         driver=None,
         stream=0,

@@ -11,7 +11,7 @@ import ctypes
 import math
 import mmap
 from collections.abc import Iterator
-from concurrent.futures import Executor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn
@@ -25,6 +25,8 @@ Shape = tuple[int, ...]
 
 _HUGE_PAGE: Final = 2 << 20
 _TOUCHED_AT_ONCE: Final = 8  # parts
+_COPIED_AT_ONCE: Final = 4  # parts: one thread copies a fraction of what memory gives
+_COPIED_ALONE: Final = 2 << 20  # bytes that one thread has copied before others begin
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,12 +173,37 @@ class HugePages:
 Buffer = DeviceBuffer | PinnedBuffer | HugePages
 
 
+class HostCopies:
+    """Copies much memory of the host with several threads, for which the caller waits."""
+
+    def __init__(self) -> None:
+        self._threads = ThreadPoolExecutor(_COPIED_AT_ONCE - 1, "rocmforge-copy")
+
+    def copy(self, target: npt.NDArray[Any], source: npt.NDArray[Any]) -> None:
+        """Copies an array over another one of the same shape, `[..., features]`, or its values."""
+        parts = _COPIED_AT_ONCE if target.nbytes >= _COPIED_ALONE else 1
+        axis = int(np.argmax(target.shape[:-1]))
+        first, *others = zip(
+            np.array_split(target, parts, axis), np.array_split(source, parts, axis), strict=True
+        )
+        waiting = [self._threads.submit(np.copyto, *each) for each in others]
+        np.copyto(*first)
+        for each in waiting:
+            each.result()
+
+    def close(self) -> None:
+        """Ends the threads; no copy may be running."""
+        self._threads.shutdown()
+
+
 class Memory:
     """All buffers of a loaded model, freed together in reverse order."""
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
         self._buffers: list[Buffer] = []
+        self.copies = HostCopies()
+        """Copies between these buffers and other memory of the host."""
 
     def device(self, what: ArraySpec, name: str) -> DeviceBuffer:
         """Returns a new device buffer.
@@ -210,5 +237,6 @@ class Memory:
 
     def release(self) -> Iterator[Buffer]:
         """Hands out the buffers, last first; the caller frees them."""
+        self.copies.close()
         while self._buffers:
             yield self._buffers.pop()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
@@ -9,10 +10,11 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from rocmforge_hip.device.memory import DeviceArray
+from rocmforge_hip.device.memory import DeviceArray, HostCopies
 from rocmforge_hip.weights.formats import round_up
 
 _ALIGN: Final = 16
+_PAGE: Final = mmap.PAGESIZE
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,15 +49,25 @@ class OutputLayout:
         """Bytes to copy."""
         return self.sums_nbytes + self._offsets[3]
 
-    def read_hidden(self, buffer: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32] | None:
-        """Returns the sums, [sums, hidden_size], copied once; None if there are none."""
+    def make_room(self) -> npt.NDArray[np.float32] | None:
+        """Returns memory for the sums that is there when they come; None if there are none.
+
+        The kernel clears pages when they are first touched, which takes as long as the copy.
+        """
         if not self.sums:
             return None
+        room = np.empty((self.sums, self.parts, self.hidden_size // self.parts), np.float32)
+        room.reshape(-1).view(np.uint8)[::_PAGE] = 0
+        return room
+
+    def read_hidden(
+        self, buffer: npt.NDArray[np.uint8], room: npt.NDArray[np.float32], copies: HostCopies
+    ) -> npt.NDArray[np.float32]:
+        """Returns the sums, [sums, hidden_size], copied once, into what `make_room` returned."""
         sums = buffer[: self.sums_nbytes].view(np.float32)
         by_part = sums.reshape(self.parts, self.sums, self.hidden_size // self.parts)
-        found = np.empty((self.sums, self.parts, by_part.shape[2]), np.float32)
-        found[:] = by_part.swapaxes(0, 1)
-        return found.reshape(self.sums, self.hidden_size)
+        copies.copy(room, by_part.swapaxes(0, 1))
+        return room.reshape(self.sums, self.hidden_size)
 
     def arrays(self, base: int) -> tuple[DeviceArray, DeviceArray, DeviceArray]:
         """Returns log-probabilities of the tokens, ids of the top_logprobs, and those.

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rocmforge.backend.protocol import Float32Array, Int32Array
-from rocmforge_hip.device.memory import PinnedBuffer
+from rocmforge_hip.device.memory import HostCopies, PinnedBuffer
 from rocmforge_hip.device.opening import Device
 from rocmforge_hip.ops.step import StagedRows
 from rocmforge_hip.run.pipeline import Lane
@@ -74,13 +74,13 @@ class RowStaging:
         staged = buffer.bytes[: parts * count * features * size].view(self._dtype)
         start, by_part = 0, staged.reshape(parts, count, features)
         for rows in pieces:
-            _fill(by_part[:, start : start + len(rows)], rows)
+            _fill(by_part[:, start : start + len(rows)], rows, self._device.memory.copies)
             start += len(rows)
         driver, stream = self._device.driver, self._device.stream
         return StagedRows(driver, stream, buffer.address, tokens, parts)
 
 
-def _fill(by_part: npt.NDArray[Any], rows: Float32Array) -> None:
+def _fill(by_part: npt.NDArray[Any], rows: Float32Array, copies: HostCopies) -> None:
     """Copies rows, [e, own], to where each part of theirs waits: [parts, e, features]."""
     features, own = by_part.shape[2], rows.shape[1]
     whole, rest = divmod(own, features)
@@ -88,5 +88,5 @@ def _fill(by_part: npt.NDArray[Any], rows: Float32Array) -> None:
     if rest:
         by_part[0, :, :own], by_part[0, :, own:] = rows, 0
     else:
-        by_part[:whole] = rows.reshape(len(rows), whole, features).swapaxes(0, 1)
+        copies.copy(by_part[:whole], rows.reshape(len(rows), whole, features).swapaxes(0, 1))
     by_part[max(whole, 1) :] = 0

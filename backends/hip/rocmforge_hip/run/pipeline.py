@@ -83,6 +83,12 @@ class Pipeline(Generic[T]):
         with self.guarded():
             self._in_flight.append((lane, ended, start(lane, ended)))
 
+    @property
+    def oldest(self) -> T:
+        """The result of `start` for the step that is collected next."""
+        assert self._in_flight, "nothing was submitted"
+        return self._in_flight[0][2]
+
     def collect(self) -> tuple[Lane, T, Timing]:
         """Waits for the oldest step: its lane, and what `start` returned.
 

@@ -296,7 +296,11 @@ class HipRunner:
             self._opened_copies.start(of, places, slots, is_restore=is_restore)
 
     def collect(self) -> StepOutput:
+        room = self._pipeline.oldest.output.make_room()  # while the device computes
         lane, done, timing = self._pipeline.collect()
+        hidden = None
+        if room is not None:
+            hidden = done.output.read_hidden(lane.outputs.bytes, room, self._device.memory.copies)
         experts = None if self._experts is None else self._experts.collect()
         tokens, logprobs, top_ids, top_logprobs = done.output.read(lane.outputs.bytes, done.rows)
         return StepOutput(
@@ -306,7 +310,7 @@ class HipRunner:
             top_ids=top_ids,
             top_logprobs=top_logprobs,
             device_ns=timing.device_ns,
-            hidden=done.output.read_hidden(lane.outputs.bytes),
+            hidden=hidden,
             host_processed_rows=done.host_rows,
             cost=StepCost(
                 bytes_read=done.bytes_read,

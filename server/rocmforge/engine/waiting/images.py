@@ -84,10 +84,14 @@ class WaitingImages(HeldRequests[Rows]):
         Raises:
             EngineError: The tower's device failed.
         """
+        following, step = self._next(), None
+        if following is not None:  # its numbers are made while the tower has another to compute
+            step = image_step(self._next_step_id, following, self._processor)
         events = [] if self._running is None else self._collect(self._running, now_ns)
-        self._running = self._next()
-        if self._running is not None:
-            self._tower.submit(image_step(self._next_step_id, self._running, self._processor))
+        self._running = None
+        if following is not None and step is not None and self._asking(following.identity):
+            self._tower.submit(step)
+            self._running = following
             self._next_step_id += 1
         return events
 
@@ -103,21 +107,23 @@ class WaitingImages(HeldRequests[Rows]):
         return ready
 
     def _next(self) -> ImageSpan | None:
-        """Returns the first tile that has no rows yet."""
+        """Returns the first tile that has no rows yet, and that the tower does not compute now."""
+        running = None if self._running is None else self._running.identity
         for request, rows in self._held.values():
             for span in request.prompt.images:
-                if rows[span.identity] is None:
+                if rows[span.identity] is None and span.identity != running:
                     return span
         return None
+
+    def _asking(self, identity: bytes) -> list[tuple[int, Rows]]:
+        """Returns the requests that show a tile, by number, and their rows."""
+        return [(number, rows) for number, (_, rows) in self._held.items() if identity in rows]
 
     def _collect(self, span: ImageSpan, now_ns: int) -> list[TokenEvent]:
         output = self._tower.collect()
         self._totals.image_tiles += 1
         self._totals.tower_ns += output.device_ns
-        found, asking = (
-            output.hidden,
-            [(number, rows) for number, (_, rows) in self._held.items() if span.identity in rows],
-        )
+        found, asking = output.hidden, self._asking(span.identity)
         assert found is not None, "a tower gives rows of embeddings"
         if not _is_finite(found):
             message = "The model computed NaN or infinity of an image of this request."

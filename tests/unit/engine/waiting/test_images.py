@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 from zlib import crc32
 
 import numpy as np
@@ -16,6 +17,7 @@ from rocmforge.engine.ipc.messages import Cancel
 from rocmforge.engine.ipc.params import FinishReason, GenerateRequest, SamplingParams
 from rocmforge.engine.ipc.prompt import ImageSpan, Prompt, TokenSpan, embedding_span, image_span
 from rocmforge.engine.ipc.totals import Totals
+from rocmforge.engine.waiting import images
 from rocmforge.engine.waiting.images import WaitingImages
 from rocmforge.models.vision.config import ProcessorConfig, ProcessorKind, Resampling
 from rocmforge.models.vision.image import ImageTile
@@ -248,6 +250,37 @@ def test_an_image_that_becomes_nan_ends_those_who_show_it() -> None:
     assert last.finish_reason is FinishReason.ERROR
     assert "NaN or infinity" in (last.error or "")
     assert results[1].token_ids == expected(1, [9])
+
+
+def test_the_next_image_is_prepared_while_the_tower_has_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shown, seen = Shown(), list[str]()
+
+    def logged(what: str, inner: Callable[..., Any]) -> Callable[..., Any]:
+        def outer(*args: Any) -> Any:
+            seen.append(what)
+            return inner(*args)
+
+        return outer
+
+    monkeypatch.setattr(images, "image_step", logged("prepare", images.image_step))
+    for name in ("submit", "collect"):
+        monkeypatch.setattr(shown.tower, name, logged(name, getattr(shown.tower, name)))
+    results = shown.bench.run(asked(0, 7, [9]), asked(1, 8, [9]))
+    assert seen == ["prepare", "submit", "prepare", "collect", "submit", "collect"]
+    assert [results[number].token_ids for number in (0, 1)] == [
+        expected(number, [9]) for number in (7, 8)
+    ]
+
+
+def test_an_image_that_nobody_asks_for_any_more_costs_no_tower() -> None:
+    shown = Shown()
+    results = shown.bench.run(asked(0, NAN_IMAGE, 7, [9]), asked(1, 8, [9]))
+    assert results[0].last is not None
+    assert results[0].last.finish_reason is FinishReason.ERROR
+    assert results[1].token_ids == expected(8, [9])
+    assert shown.tower.steps == [NAN_IMAGE, 8]
 
 
 def test_a_request_that_is_resumed_goes_on_from_its_tokens() -> None:
