@@ -112,7 +112,12 @@ def build(
         waves = (32, 64) * len(units)
         list(pool.map(builder.interfaces, [unit for unit in units for _ in (32, 64)], waves))
         check_table(sources, builder)
-        tasks = [(unit, target) for target in targets for unit in units if wanted(unit)]
+        tasks = [
+            (unit, target)
+            for target in targets
+            for unit in units
+            if unit.is_for(target) and wanted(unit)
+        ]
         products = list(pool.map(lambda task: builder.product(*task), tasks))
     for target in targets:
         install((p for p in products if p.target is target), target, compiler, lib)

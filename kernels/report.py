@@ -113,7 +113,7 @@ def main() -> int:
             continue
         for unit in source.translation_units:
             for target in select(options.targets):
-                if target.platform is not Platform.AMD:
+                if target.platform is not Platform.AMD or not unit.is_for(target):
                     continue
                 for report in report_unit(builder, unit, target):
                     if fnmatch.fnmatch(report.kernel, options.kernels):

@@ -7,11 +7,11 @@ import re
 import runpy
 import tomllib
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kernels.targets import Platform
+from kernels.targets import TARGETS, Platform, Target
 
 if TYPE_CHECKING:
     from rocmforge.checkpoint.formats import WeightFormat
@@ -21,7 +21,7 @@ KERNELS_DIR = Path(__file__).parent
 INCLUDE_DIR = KERNELS_DIR / "include"
 FORMATS_FILE = KERNELS_DIR.parent / "server/rocmforge/checkpoint/formats.py"
 HEADS_FILE = KERNELS_DIR.parent / "backends/hip/rocmforge_hip/device/heads.py"
-_KEYS = {"kernels", "formats", "unit_per_format", "heads"}
+_KEYS = {"kernels", "formats", "unit_per_format", "heads", "targets"}
 _INCLUDE = re.compile(r'^\s*#include "(rf/[^"]+)"', re.MULTILINE)
 
 
@@ -30,12 +30,18 @@ class TranslationUnit:
     """A translation unit: a source with the defines of one of its variants, compiled at once.
 
     `headers` are those of its weight formats, which the compiler reads before the source.
+    `targets` are the names of those that it is compiled for, or nothing if it is for all.
     """
 
     name: str
     source: Path
     defines: tuple[str, ...]
     headers: tuple[str, ...] = ()
+    targets: tuple[str, ...] = ()
+
+    def is_for(self, target: Target) -> bool:
+        """Returns whether the unit is compiled for a target."""
+        return not self.targets or target.name in self.targets
 
     def files(self, platform: Platform) -> tuple[Path, ...]:
         """Returns the source and all headers that it needs on a platform, in fixed order."""
@@ -112,6 +118,7 @@ def _source(
         raise ValueError(f"kernels.toml: [{name}] needs a list of kernels")
     chosen = _chosen(name, row.get("formats"), formats)
     heads = read_heads(str(row["heads"])) if "heads" in row else ()
+    targets = _targets(name, row.get("targets", []))
     if heads:
         units = [_unit(f"{name}-{head.name}", path, _head_defines(head), chosen) for head in heads]
     elif row.get("unit_per_format"):
@@ -133,9 +140,17 @@ def _source(
         patterns = [p.replace(word, "{" + ",".join(names) + "}") for p in patterns]
     return Source(
         name,
-        translation_units=tuple(units),
+        translation_units=tuple(replace(unit, targets=targets) for unit in units),
         kernels=frozenset(itertools.chain.from_iterable(map(expand_braces, patterns))),
     )
+
+
+def _targets(source: str, names: object) -> tuple[str, ...]:
+    known = {target.name for target in TARGETS}
+    if not isinstance(names, list) or not known.issuperset(names):
+        choices = ", ".join(sorted(known))
+        raise ValueError(f"kernels.toml: [{source}] targets is a list of some of {choices}")
+    return tuple(names)
 
 
 def _chosen(

@@ -41,6 +41,7 @@ def reports(target: Target) -> tuple[KernelReport, ...]:
         report
         for source in read_table()
         for unit in source.translation_units
+        if unit.is_for(target)
         for report in report_unit(builder, unit, target)
     )
 

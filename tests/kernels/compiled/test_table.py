@@ -124,6 +124,17 @@ def test_each_format_may_have_a_unit_of_its_own(tmp_path: Path) -> None:
     assert {len(unit.headers) for unit in units} == {1}
 
 
+def test_a_source_may_be_for_some_targets_only(tmp_path: Path) -> None:
+    row = 'kernels = ["rf_{format}"]\nformats = "float"\ntargets = ["sm_90", "gfx942"]'
+    (unit,) = a_table(tmp_path, row).translation_units
+    assert {t.name for t in select("all") if unit.is_for(t)} == {"sm_90", "gfx942"}
+
+
+def test_an_unknown_target_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"\[odd\] targets is a list of some of gfx.*, sm_90"):
+        a_table(tmp_path, 'kernels = ["rf_x"]\ntargets = ["sm_91"]')
+
+
 def test_an_unknown_group_of_formats_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"\[odd\] formats is one of all, quantised, float"):
         a_table(tmp_path, 'kernels = ["rf_{format}"]\nformats = "q4_k"')
