@@ -14,6 +14,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from benchmarks.kernels.timing import Measurement, Stopwatch, copy_bandwidth, open_gpu
+from rocmforge_hip.device.constants import WIDE_GEMM_ROWS
 from tests.support.activations import SCALE_DTYPE
 from tests.support.kernels import Device, DeviceArray
 from tests.support.linear import Layer, random_layer
@@ -69,8 +70,8 @@ def measure_gemv(watch: Stopwatch, layer: Layer, rows: int, blocks: list[int]) -
     return best
 
 
-def measure_gemm(watch: Stopwatch, layer: Layer, rows: int) -> Measurement:
-    """The best tile and split of K for `rows` rows."""
+def measure_gemm(watch: Stopwatch, layer: Layer, rows: int, tiles: list[int]) -> Measurement:
+    """The best of these tiles, and split of K, for `rows` rows."""
     device = watch.device
     name = layer.weights[0].name
     weights = weight_copies(device, layer)
@@ -79,7 +80,7 @@ def measure_gemm(watch: Stopwatch, layer: Layer, rows: int) -> Measurement:
     out = device.empty((rows, layer.out_features), np.float32)
 
     def cases() -> Iterator[Measurement]:
-        for tile, splits in geometries(layer, rows):
+        for tile, splits in geometries(device, layer, rows, tiles):
             partial = None
             split_quant_blocks = layer.quant_blocks
             if splits > 1:
@@ -92,24 +93,24 @@ def measure_gemm(watch: Stopwatch, layer: Layer, rows: int) -> Measurement:
                 partial: DeviceArray | None = partial,
                 split_quant_blocks: int = split_quant_blocks,
             ) -> None:
+                kernel = f"rf_gemm_{name}_m{tile}"
+                arrays: tuple[DeviceArray | int | None, ...]
+                arrays = (None, x, *(None,) * 4, out, None, partial, 0)
+                if tile == WIDE_GEMM_ROWS:
+                    kernel = f"rf_gemm_wide_{name}"
+                    arrays = (x, None, None, out, None, partial)
                 for weight in weights:
                     device.enqueue(
-                        f"rf_gemm_{name}_m{tile}",
+                        kernel,
                         weight,
-                        None,
-                        x,
-                        *(None,) * 4,
-                        out,
-                        None,
-                        partial,
-                        0,
+                        *arrays,
                         rows,
                         layer.out_features,
                         layer.quant_blocks,
                         layer.activation,
                         split_quant_blocks,
                         grid=(-(-rows // tile), -(-layer.stored_rows // 128), splits),
-                        block=device.max_threads(f"rf_gemm_{name}_m{tile}"),
+                        block=device.max_threads(kernel),
                         stream=watch.stream,
                     )
                     if partial is None:
@@ -136,13 +137,17 @@ def measure_gemm(watch: Stopwatch, layer: Layer, rows: int) -> Measurement:
     return best
 
 
-def geometries(layer: Layer, rows: int) -> Iterator[tuple[int, int]]:
+def geometries(
+    device: Device, layer: Layer, rows: int, tiles: list[int]
+) -> Iterator[tuple[int, int]]:
     """Tiles that fit the rows, and splits that leave each block at least 16 quant blocks."""
-    for tile in (32, 64, 128):
+    for tile in tiles:
         if tile > 32 and tile >= 2 * rows:
             continue
+        if tile == WIDE_GEMM_ROWS and not device.has(f"rf_gemm_wide_{layer.weights[0].name}"):
+            continue
         for splits in (1, 2, 4, 8):
-            if splits == 1 or (rows <= 256 and layer.quant_blocks // splits >= 16):
+            if splits == 1 or (rows <= 2 * tile and layer.quant_blocks // splits >= 16):
                 yield tile, splits
 
 
@@ -154,11 +159,12 @@ def main() -> None:
     parser.add_argument("--shapes", default="14336x4096,4096x14336,4096x4096", help="out x in")
     parser.add_argument("--gemv-rows", default="1,2,4,8")
     parser.add_argument("--gemm-rows", default="16,64,128,512,4096")
+    parser.add_argument("--tiles", default="32,64,128,256", help="rows of GEMM's tiles to try")
     parser.add_argument("--blocks", default="64,128,256", help="block sizes of GEMV to try")
     options = parser.parse_args()
     numbers = {
         name: [int(n) for n in getattr(options, name).split(",") if n]
-        for name in ("gemv_rows", "gemm_rows", "blocks")
+        for name in ("gemv_rows", "gemm_rows", "tiles", "blocks")
     }
     device = open_gpu(options.platform)
     watch = Stopwatch(device)
@@ -179,7 +185,7 @@ def main() -> None:
                     flush=True,
                 )
             for rows in numbers["gemm_rows"]:
-                best = measure_gemm(watch, layer, rows)
+                best = measure_gemm(watch, layer, rows, numbers["tiles"])
                 rate = 2 * rows * out_features * in_features / best.seconds
                 print(
                     f"gemm {name:6} {shape:12} {rows:5} rows {best.seconds * 1e6:9.1f} us"

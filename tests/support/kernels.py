@@ -262,6 +262,10 @@ class Device:
         """Threads of a block that the kernel is compiled for."""
         return int(self._images.find(kernel)[1]["max_threads"])
 
+    def has(self, kernel: str) -> bool:
+        """Whether the target has a kernel of the table."""
+        return self._images.has(kernel)
+
     def _lds_bytes(self, kernel: str) -> int:
         """Dynamic LDS that a block of the kernel needs on this target."""
         return int(self._images.find(kernel)[1].get("dynamic_lds_bytes", 0))
@@ -288,6 +292,10 @@ class _LibImages:
             raise KernelFault(f"run: python -m kernels.build --targets {target.name}")
         self._kernels = json.loads(manifest.read_text())["kernels"]
 
+    def has(self, kernel: str) -> bool:
+        """Whether the kernel was built."""
+        return kernel in self._kernels
+
     def find(self, kernel: str) -> tuple[Path, dict[str, Any]]:
         """The file with the kernel, and the kernel's entry in the manifest."""
         entry = self._kernels[kernel]
@@ -302,6 +310,10 @@ class _BuiltImages:
         self._builder = Builder(find_compiler(None))
         self._sources = read_table(table)
         self._found: dict[str, tuple[Path, dict[str, Any]]] = {}
+
+    def has(self, kernel: str) -> bool:
+        """Whether there is such a kernel, which the host has even where its libraries lack it."""
+        return any(kernel in source.kernels for source in self._sources)
 
     def find(self, kernel: str) -> tuple[Path, dict[str, Any]]:
         """The file with the kernel, and the kernel's entry in the manifest."""

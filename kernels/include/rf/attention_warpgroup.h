@@ -15,21 +15,6 @@
 
 namespace rf {
 
-// Keys or values of kKeys tokens in LDS: 64 elements of each side by side, in the order of the
-// matrix unit's swizzle of 128 bytes, then the next 64.
-template <int kKeys>
-struct SwizzledTile {
-  static constexpr int kColumnBytes = kKeys * 128;  // from 64 elements to the next
-  half* data;
-
-  __device__ __forceinline__ half* chunk(int row, int index) const {
-    return data + index / 8 * (kKeys * 64) + row * 64 + (index ^ row) % 8 * 8;
-  }
-  __device__ __forceinline__ uint64_t descriptor() const {
-    return warpgroup::descriptor(data, kColumnBytes);
-  }
-};
-
 template <int kHeadDim, int kKeys = kHeadDim <= 128 ? 128 : 64>
 class WarpgroupAttention {
   static constexpr bool kQueriesInLds = kHeadDim > 128;

@@ -48,8 +48,9 @@ __device__ __forceinline__ void hide([[maybe_unused]] int& value) {
   }
 
 // The waves of a block form a grid over its tile, kWaveColumns wide. If kTransposed, the
-// accumulators hold y^T.
-template <int kTileRows, int kWaves, int kWaveColumns, bool kTransposed = false>
+// accumulators hold y^T. kStagedTiles: how many tiles of 16 rows a wave stages at once.
+template <int kTileRows, int kWaves, int kWaveColumns, bool kTransposed = false,
+          int kStagedTiles = 1>
 struct GemmBlock {
   static constexpr int kThreads = kWaves * kWave;
   static constexpr int kWaveRows = kWaves / kWaveColumns;
@@ -58,11 +59,13 @@ struct GemmBlock {
 
   using Accumulators = Mma::Acc[kRowTiles][kColumnTiles];
 
-  // A tile of 16 rows of each wave, on the way out. The padding keeps the rows of a matrix
+  // Tiles of 16 rows of each wave, on the way out. The padding keeps the rows of a matrix
   // instruction's result in different banks.
-  static constexpr int kStagedRows = 16 * kWaveRows;
+  static constexpr int kOwnRows = 16 * kStagedTiles;
+  static constexpr int kStagedRows = kOwnRows * kWaveRows;
+  static constexpr int kPadding = kStagedTiles > 1 && kTransposed ? 4 : 8;
   struct Staged {
-    float values[kStagedRows][kTileColumns + 8];
+    float values[kStagedRows][kTileColumns + kPadding];
   };
   static __device__ __forceinline__ int wave_row() {
     return wave_id() / kWaveColumns * (kRowTiles * 16);
@@ -98,11 +101,12 @@ struct GemmBlock {
                                                Staged& staged, const GemmArguments& arguments,
                                                int first_column) {
 #pragma unroll kTilesInCode
-    for (int i = 0; i < kRowTiles; ++i) {
+    for (int i = 0; i < kRowTiles; i += kStagedTiles) {
       __syncthreads();
 #pragma unroll
       for (int tile = 0; tile < kRowTiles; ++tile) {
-        if (tile == i) stage(sums[tile], 1.0f / factor, staged);
+        const int own = tile % kStagedTiles;
+        if (tile - own == i) stage(sums[tile], own, 1.0f / factor, staged);
       }
       __syncthreads();
       store_staged(staged, arguments, arguments.first_row + 16 * i, first_column);
@@ -114,21 +118,21 @@ struct GemmBlock {
   // GEMM. So it is there once. Only on an H200 a copy for each tile was measured to be 1% faster.
   static constexpr int kTilesInCode = kHasAsyncCopy ? kRowTiles : 1;
 
-  static __device__ __forceinline__ void stage(const Mma::Acc (&sums)[kColumnTiles], float scale,
-                                               Staged& staged) {
+  static __device__ __forceinline__ void stage(const Mma::Acc (&sums)[kColumnTiles], int own,
+                                               float scale, Staged& staged) {
 #pragma unroll
     for (int j = 0; j < kColumnTiles; ++j) {
 #pragma unroll
       for (int v = 0; v < kAccValues; ++v) {
         const int row = kTransposed ? Mma::column(v) : Mma::row(v);
         const int column = kTransposed ? Mma::row(v) : Mma::column(v);
-        staged.values[wave_row() / kRowTiles + row][wave_column() + 16 * j + column] =
-            sums[j].value[v] * scale;
+        staged.values[wave_row() / kRowTiles * kStagedTiles + 16 * own + row]
+                     [wave_column() + 16 * j + column] = sums[j].value[v] * scale;
       }
     }
   }
 
-  // Row r of `staged` belongs to wave r / 16 of a column of waves.
+  // Row r of `staged` belongs to wave r / kOwnRows of a column of waves.
   static __device__ __forceinline__ void store_staged(const Staged& staged,
                                                       const GemmArguments& arguments, int first_row,
                                                       int first_column) {
@@ -140,7 +144,7 @@ struct GemmBlock {
 #pragma unroll 1
     for (int item = threadIdx.x; item < kStagedRows << fours_bits; item += kThreads) {
       const int r = item >> fours_bits;
-      const int64_t row = first_row + r / 16 * (16 * kRowTiles) + r % 16;
+      const int64_t row = first_row + r / kOwnRows * (16 * kRowTiles) + r % kOwnRows;
       const int four = (item - (r << fours_bits)) * 4;
       if (row >= arguments.rows) continue;
       if (is_gated) {

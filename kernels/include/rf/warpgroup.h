@@ -17,6 +17,8 @@ namespace rf {
 
 namespace warpgroup {
 
+inline constexpr unsigned kTileAlignment = 1024;  // bytes, in LDS
+
 // Before the first instruction, and where registers of operands have changed.
 __device__ __forceinline__ void begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 // Ends a group of instructions.
@@ -54,6 +56,13 @@ __device__ __forceinline__ uint64_t behind(uint64_t descriptor, int bytes) {
   "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
   "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 #define RF_REGISTERS_64 RF_REGISTERS_32 ", " RF_FROM_32
+#define RF_REGISTERS_128                                                                  \
+  RF_REGISTERS_64                                                                         \
+  ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "    \
+  "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, %96, " \
+  "%97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, "     \
+  "%111, %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, "  \
+  "%125, %126, %127"
 #define RF_EIGHT(i)                                                                               \
   "+f"(sums[i].value[0]), "+f"(sums[i].value[1]), "+f"(sums[i].value[2]), "+f"(sums[i].value[3]), \
       "+f"(sums[i].value[4]), "+f"(sums[i].value[5]), "+f"(sums[i].value[6]),                     \
@@ -64,8 +73,17 @@ __device__ __forceinline__ uint64_t behind(uint64_t descriptor, int bytes) {
 template <bool kAdd = true, bool kTransposed = false, int kTiles>
 __device__ __forceinline__ void multiply(Mma::Acc (&sums)[kTiles], const uint32_t (&a)[4],
                                          uint64_t b) {
-  static_assert(kTiles == 4 || kTiles == 8);
-  if constexpr (kTiles == 8) {
+  static_assert(kTiles == 4 || kTiles == 8 || kTiles == 16);
+  if constexpr (kTiles == 16) {
+    asm volatile("wgmma.mma_async.sync.aligned.m64n256k16.f32.f16.f16 {" RF_REGISTERS_128
+                 "}, {%128, %129, %130, %131}, %132, %133, 1, 1, %134;"
+                 : RF_EIGHT(0), RF_EIGHT(1), RF_EIGHT(2), RF_EIGHT(3), RF_EIGHT(4), RF_EIGHT(5),
+                   RF_EIGHT(6), RF_EIGHT(7), RF_EIGHT(8), RF_EIGHT(9), RF_EIGHT(10), RF_EIGHT(11),
+                   RF_EIGHT(12), RF_EIGHT(13), RF_EIGHT(14), RF_EIGHT(15)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(kAdd ? 1 : 0),
+                   "n"(kTransposed ? 1 : 0)
+                 : "memory");
+  } else if constexpr (kTiles == 8) {
     asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {" RF_REGISTERS_64
                  "}, {%64, %65, %66, %67}, %68, %69, 1, 1, %70;"
                  : RF_EIGHT(0), RF_EIGHT(1), RF_EIGHT(2), RF_EIGHT(3), RF_EIGHT(4), RF_EIGHT(5),
@@ -104,9 +122,37 @@ __device__ __forceinline__ void receive(Mma::Acc (&sums)[kTiles]) {
 #undef RF_REGISTERS_32
 #undef RF_FROM_32
 #undef RF_REGISTERS_64
+#undef RF_REGISTERS_128
 #undef RF_EIGHT
 
 }  // namespace warpgroup
+
+}  // namespace rf
+
+#endif
+
+#if RF_HOST_WARPGROUPS
+#include "rf/warpgroup_host.h"
+#endif
+
+#if RF_WARPGROUPS || RF_HOST_WARPGROUPS
+
+namespace rf {
+
+// kRows rows in LDS: 64 elements of each side by side, in the order of the matrix unit's swizzle of
+// 128 bytes, then the next 64.
+template <int kRows>
+struct SwizzledTile {
+  static constexpr int kColumnBytes = kRows * 128;  // from 64 elements to the next
+  half* data;
+
+  __device__ __forceinline__ half* chunk(int row, int index) const {
+    return data + index / 8 * (kRows * 64) + row * 64 + (index ^ row) % 8 * 8;
+  }
+  __device__ __forceinline__ uint64_t descriptor() const {
+    return warpgroup::descriptor(data, kColumnBytes);
+  }
+};
 
 }  // namespace rf
 

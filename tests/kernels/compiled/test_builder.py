@@ -206,6 +206,29 @@ def test_only_what_was_measured_is_compiled_for_a_number_of_blocks() -> None:
     assert len(found) == 6
 
 
+def test_a_library_has_kernels_of_its_target_only(tmp_path: Path) -> None:
+    build(
+        select("gfx1100,sm_90"),
+        find_compiler(None),
+        lib=tmp_path,
+        wanted=lambda unit: unit.name in ("softcap", "gemm_wide-q4_k"),
+    )
+    for target, kernels in (
+        ("gfx1100", ["rf_softcap"]),
+        ("sm_90", ["rf_gemm_wide_q4_k", "rf_softcap"]),
+    ):
+        manifest = json.loads((tmp_path / target / "manifest.json").read_text())
+        assert list(manifest["kernels"]) == kernels
+
+
+def test_blocks_of_very_many_rows_multiply_in_warpgroups() -> None:
+    (kernel,) = compiled_kernels("gemm_wide-q4_k", "sm_90")
+    assert kernel.count("wgmma.mma_async.sync.aligned.m64n256k16") == 8  # of two steps
+    product = Builder(find_compiler(None)).product(unit("gemm_wide-q4_k"), select("sm_90")[0])
+    (entry,) = product.kernels().values()
+    assert (entry["max_threads"], entry["dynamic_lds_bytes"]) == (256, 160 << 10)
+
+
 def test_a_kernel_whose_beginning_is_not_found_is_an_error() -> None:
     with pytest.raises(CompileError, match="beginning of a kernel"):
         wait_for_previous(".visible .entry rf_x(\n)\n{\n\tret;\n}\n")

@@ -291,6 +291,39 @@ def test_blocks_of_few_rows_take_one_round(
     assert (shape.tile_rows, shape.splits) == (32, splits)
 
 
+@pytest.mark.parametrize(
+    ("rows", "stored_rows", "tile_rows"),
+    [
+        (4096, 28672, 256),
+        (1024, 4096, 256),
+        (520, 28672, 128),  # whose last rows would fill a third of a round
+        (512, 28672, 256),
+        (512, 4096, 128),  # which fills the device with splits of K
+        (256, 28672, 128),
+    ],
+)
+def test_wide_blocks_take_what_fills_the_device_with_them(
+    rows: int, stored_rows: int, tile_rows: int
+) -> None:
+    geometry = Geometry(132)
+    shape = geometry.gemm(rows, stored_rows, 128, has_wide=True)
+    assert shape.tile_rows == tile_rows
+    if tile_rows == 256:
+        assert (shape.splits, shape.split_quant_blocks) == (1, 128)
+    else:
+        assert shape == geometry.gemm(rows, stored_rows, 128)
+    # A step of theirs is two quant blocks.
+    odd = geometry.gemm(rows, stored_rows, 129, has_wide=True)
+    assert odd == geometry.gemm(rows, stored_rows, 129)
+
+
+def test_wide_blocks_may_be_asked_for() -> None:
+    geometry = Geometry(132, least_wide_rows=17)
+    tiles = [geometry.gemm(rows, 64, 8, has_wide=True).tile_rows for rows in (16, 17)]
+    assert tiles == [32, 256]
+    assert geometry.gemm(17, 64, 8).tile_rows == 32
+
+
 def test_blocks_of_few_rows_that_are_short_may_come_late() -> None:
     assert Geometry(132).gemm(16, 6144, 128).splits == 6  # the last with 8 quant blocks of 24
 

@@ -20,6 +20,8 @@ GATE_ROWS: Final = 16
 """Rows of gate, then as many of up."""
 GEMM_COLUMNS: Final = 128
 """Stored rows of a matrix that a block of GEMM multiplies with."""
+WIDE_GEMM_ROWS: Final = 256
+"""Of activations, that a block of GEMM takes where there are kernels for very many."""
 BLOCK_TOKENS: Final = 32
 """Of a block of the cache."""
 ATTENTION_ROWS: Final = 128
@@ -60,6 +62,7 @@ IN_HEADERS: Final = MappingProxyType(
         "kRowAlign": ROW_ALIGN,
         "kGateRows": GATE_ROWS,
         "kTileColumns": GEMM_COLUMNS,
+        "kWideTileRows": WIDE_GEMM_ROWS,
         "kBlockTokens": BLOCK_TOKENS,
         "kAttentionRows": ATTENTION_ROWS,
         "kAttentionValues": ATTENTION_VALUES,

@@ -116,6 +116,10 @@ class KernelLibrary:
             self._kernels[key] = Kernel(self._driver, stream, function, name, entry, declaration)
         return self._kernels[key]
 
+    def has(self, name: str) -> bool:
+        """Returns whether the target has a kernel of this name: some are for one family only."""
+        return name in self._entries
+
     def add(
         self,
         name: str,

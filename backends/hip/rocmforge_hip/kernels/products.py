@@ -142,6 +142,24 @@ def rf_gemm(
     """Multiplies rows of halves with a matrix, or groups of rows; partial: K is split."""
 
 
+def rf_gemm_wide(
+    *,
+    weight: Pointer,
+    x: Pointer,
+    bias: Pointer | None,
+    up_bias: Pointer | None,
+    out: Pointer | None,
+    out_half: Pointer | None,
+    partial: Pointer | None,
+    rows: I32,
+    out_features: I32,
+    quant_blocks: I32,
+    activation: I32,
+    split_quant_blocks: I32,
+) -> None:
+    """Does what `rf_gemm` does, without groups, in tiles of many more rows."""
+
+
 def rf_gemm_sum(
     *,
     partial: Pointer,

@@ -17,6 +17,7 @@ from rocmforge_hip.device.constants import (
     GEMM_COLUMNS,
     QUANT_BLOCK,
     ROW_ALIGN,
+    WIDE_GEMM_ROWS,
 )
 from rocmforge_hip.device.driver import DeviceProperties
 from rocmforge_hip.device.memory import ArraySpec, spec
@@ -44,6 +45,8 @@ _MATRIX_ROWS: Final = 5  # below, GEMV was not measured to be slower
 _MATRIX_THREADS_PER_CU: Final = 512
 _WIDE_BLOCKS_PER_CU: Final = 4
 _ROUTE_LOGITS_PER_CU: Final = 960
+_LEAST_WIDE_ROWS: Final = 512  # of a GEMM; below, blocks of so many rows leave units idle
+_WIDE_STEP: Final = 2  # quant blocks that they multiply at once
 MATRIX_QUANT_BLOCKS: Final = 8
 """The least quant blocks in a row that int8 matrix instructions multiply."""
 
@@ -72,7 +75,8 @@ class Geometry:
     `matrix_rows` is the least number of int8 rows, slices included, that matrix instructions
     multiply rather than GEMV; 0 stands for none. `least_prefill_split` is that of tokens;
     `least_wide_blocks` that of blocks of ROW_ALIGN stored rows, of which int8 matrix instructions
-    take more at once; `least_route_logits` that of a router's logits that GEMM makes; 0 stands for
+    take more at once; `least_route_logits` that of a router's logits that GEMM makes;
+    `least_wide_rows` that of a GEMM's rows that are taken WIDE_GEMM_ROWS at a time; 0 stands for
     what was measured to be worth it.
     """
 
@@ -81,6 +85,7 @@ class Geometry:
     least_prefill_split: int = 0
     least_wide_blocks: int = 0
     least_route_logits: int = 0
+    least_wide_rows: int = 0
 
     def attention(
         self,
@@ -158,9 +163,31 @@ class Geometry:
         """Returns how many results splits of prefills may have together: of a head of a token."""
         return _PREFILL_BLOCKS_PER_CU * self.compute_units * ATTENTION_ROWS
 
-    def gemm(self, rows: int, stored_rows: int, quant_blocks: int) -> GemmShape:
-        """Returns the smallest tile that holds the rows; splits K while compute units are idle."""
-        return _gemm(self.compute_units, rows, stored_rows, quant_blocks)
+    def gemm(
+        self, rows: int, stored_rows: int, quant_blocks: int, *, has_wide: bool = False
+    ) -> GemmShape:
+        """Returns the smallest tile that holds the rows; splits K while compute units are idle.
+
+        Args:
+            rows: Of activations.
+            stored_rows: Of the matrix.
+            quant_blocks: Of a row of the matrix.
+            has_wide: Whether there is a kernel for tiles of WIDE_GEMM_ROWS. It takes K whole where
+                its blocks need no more rounds than others do.
+        """
+        shape = _gemm(self.compute_units, rows, stored_rows, quant_blocks)
+        if not has_wide or quant_blocks % _WIDE_STEP:
+            return shape
+        columns = ceil_div(stored_rows, GEMM_COLUMNS)
+        rounds = ceil_div(ceil_div(rows, WIDE_GEMM_ROWS) * columns, self.compute_units)
+        blocks = ceil_div(rows, shape.tile_rows) * columns * shape.splits
+        at_once = _GEMM_BLOCKS_PER_CU[shape.tile_rows] * self.compute_units
+        fits = rounds * shape.splits <= ceil_div(blocks, at_once)
+        if self.least_wide_rows:
+            fits = rows >= self.least_wide_rows
+        elif rows < _LEAST_WIDE_ROWS:
+            fits = False
+        return GemmShape(WIDE_GEMM_ROWS, 1, quant_blocks) if fits else shape
 
     def matrix_threads(self, stored_rows: int, block_size: int) -> int:
         """Returns the threads of a block of 16 stored rows: so many that waves fill the device.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
+from itertools import zip_longest
 from typing import Final, TypeVar
 
 import numpy as np
@@ -44,6 +45,12 @@ def groups() -> Iterator[Group]:
     for name in ("q4_k", "q6_k"):
         recipe = replace(square, format=name, least_wide_blocks=1)
         yield Group(recipe, tuple(_wide_cases(name)))
+    # As very many rows are multiplied, on devices that take more of them at once.
+    quantised = [name for name, format in FORMATS.items() if format.is_quantised]
+    for name, other in zip_longest(quantised[::2], quantised[1::2], fillvalue=""):
+        recipe = replace(square, format=name, value_format=other, least_wide_rows=1)
+        title = f"{name} and {other or name}, 17 rows as of many"
+        yield Group(recipe, (Case("gemm", title, _HALF_WEIGHTS, partial(_linear, rows=17)),))
     recipe = replace(square, format="q4_k", value_format="q6_k")
     cases = [
         Case("gemv", f"q4_k and q6_k, {_rows(rows)}", _FLOAT_SUM, partial(_linear, rows=rows))

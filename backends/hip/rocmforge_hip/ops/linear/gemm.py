@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from rocmforge_hip.device.constants import GEMM_COLUMNS, NOT_GATED
+from rocmforge_hip.device.constants import GEMM_COLUMNS, NOT_GATED, WIDE_GEMM_ROWS
 from rocmforge_hip.device.library import KernelLibrary
 from rocmforge_hip.device.memory import DeviceArray
 from rocmforge_hip.kernels import products
@@ -37,6 +37,11 @@ class GemmKernels:
             for name in formats
             for tile in GEMM_ROWS
         }
+        self._wide = {
+            name: library.kernel(kernel, products.rf_gemm_wide)
+            for name in formats
+            if library.has(kernel := f"rf_gemm_wide_{name}")
+        }
 
     def multiply(
         self,
@@ -55,17 +60,39 @@ class GemmKernels:
         """
         # What follows a gated layer is another GEMM, which reads halves.
         out = empty(result, x.rows, matrix.out_features, half=half or gate != NOT_GATED)
-        shape = self._geometry.gemm(x.rows, matrix.stored_rows, matrix.quant_blocks)
+        wide = self._wide.get(matrix.format.name)
+        shape = self._geometry.gemm(
+            x.rows, matrix.stored_rows, matrix.quant_blocks, has_wide=wide is not None
+        )
         if up_bias is not None:
             shape = GemmShape(shape.tile_rows, 1, matrix.quant_blocks)
-        kernel = self._gemms[matrix.format.name, shape.tile_rows]
         partial = None if shape.splits == 1 else self._arena.gemm_partial
+        grid = (
+            ceil_div(x.rows, shape.tile_rows),
+            ceil_div(matrix.stored_rows, GEMM_COLUMNS),
+            shape.splits,
+        )
+        if wide is not None and shape.tile_rows == WIDE_GEMM_ROWS:
+            wide.launch(
+                grid,
+                wide.max_threads,
+                weight=matrix.data,
+                x=self._forms.half(x),
+                bias=bias,
+                up_bias=up_bias,
+                out=out.f32,
+                out_half=out.f16,
+                partial=partial,
+                rows=x.rows,
+                out_features=matrix.out_features,
+                quant_blocks=matrix.quant_blocks,
+                activation=gate,
+                split_quant_blocks=shape.split_quant_blocks,
+            )
+            return out
+        kernel = self._gemms[matrix.format.name, shape.tile_rows]
         kernel.launch(
-            (
-                ceil_div(x.rows, shape.tile_rows),
-                ceil_div(matrix.stored_rows, GEMM_COLUMNS),
-                shape.splits,
-            ),
+            grid,
             kernel.max_threads,
             weight=matrix.data,
             places=None,
