@@ -27,8 +27,8 @@ Float16 = npt.NDArray[np.float16]
 Float32 = npt.NDArray[np.float32]
 # Weights and their scales are rounded to halves, with 11 significant bits.
 _ROUNDING = 2.0**-11
-# One scale, with an offset or not, or two, for one or two quant blocks, from a codebook or not.
-_ON_HOST = ("q4_k", "q6_k", "mxfp4", "iq3_s")
+# An offset and super-blocks; a codebook.
+_ON_HOST = ("q4_k", "iq3_s")
 
 
 @pytest.fixture(autouse=True)
