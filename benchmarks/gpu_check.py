@@ -46,7 +46,9 @@ def main() -> int:
     parser.add_argument("--activation-bits", choices=("auto", "8", "16"), default="auto")
     parser.add_argument("--kv-dtype", choices=("auto", "f16", "int8", "k8v4"), default="auto")
     parser.add_argument(
-        "--decode-variant", choices=("auto", "plain", "fused", "rounded", "fewest"), default="auto"
+        "--decode-variant",
+        choices=("auto", "plain", "fused", "rounded", "fewest", "deferred"),
+        default="auto",
     )
     parser.add_argument("--graphs", choices=("auto", "on", "off"), default="auto")
     parser.add_argument(
@@ -86,7 +88,7 @@ def load_runner(
     devices: int = 1,
     activation_bits: Literal["auto", "8", "16"] = "auto",
     kv_dtype: Literal["auto", KvDtype] = "auto",
-    decode_variant: Literal["auto", "plain", "fused", "rounded", "fewest"] = "auto",
+    decode_variant: Literal["auto", "plain", "fused", "rounded", "fewest", "deferred"] = "auto",
     graphs: Literal["auto", "on", "off"] = "auto",
     *,
     releases_windows: bool = False,

@@ -19,9 +19,9 @@ __device__ __forceinline__ void gemv_norm(const uint8_t* weight, int format, con
 }  // namespace rf
 
 // As rf_gemv_<format>_r<rows>, where `format` is the number of the format; residual [rows,
-// out_features] += out, and its norm, as of rf_add_rms_norm with blocks of norm_threads. arrived:
-// see last_block.h. post_weight: of a norm of out before it is added, as of rf_rms_norm, or null.
-// scale_of_sum and norm_weight: as of rf_add_rms_norm.
+// out_features] += out, and its norm, as of rf_add_rms_norm. arrived: see last_block.h.
+// post_weight: of a norm of out before it is added, as of rf_rms_norm, or null.
+// scale_of_sum and norm_weight: as of rf_add_rms_norm. squares: scratch, [rows, out_features / 32].
 #define RF_GEMV_NORM(kRows)                                                                    \
   extern "C" __global__ __launch_bounds__(rf::kGemvThreads) void rf_gemv_norm_r##kRows(        \
       const uint8_t* __restrict__ weight, const int8_t* __restrict__ q,                        \
@@ -30,7 +30,7 @@ __device__ __forceinline__ void gemv_norm(const uint8_t* weight, int format, con
       float* residual, const float* __restrict__ post_weight,                                  \
       const float* __restrict__ scale_of_sum, const float* __restrict__ norm_weight,           \
       float* normed_f32, rf::half* normed_f16, int8_t* normed_q, rf::ActScale* normed_q_scale, \
-      int32_t normed_q_lo_offset, int norm_threads, float eps) {                               \
+      int32_t normed_q_lo_offset, float* squares, float eps) {                                 \
     rf::gemv_norm<rf::kSummedRows<kRows>>(                                                     \
         weight, format, {q, scale, rows, slices, quant_blocks}, {out_features, rf::kNotGated}, \
         {bias, out, nullptr},                                                                  \
@@ -40,8 +40,8 @@ __device__ __forceinline__ void gemv_norm(const uint8_t* weight, int format, con
          scale_of_sum,                                                                         \
          norm_weight,                                                                          \
          {normed_f32, normed_f16, normed_q, normed_q_scale, normed_q_lo_offset},               \
+         squares,                                                                              \
          out_features,                                                                         \
-         norm_threads,                                                                         \
          eps});                                                                                \
   }
 RF_GEMV_NORM(1)

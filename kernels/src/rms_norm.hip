@@ -65,7 +65,7 @@ extern "C" __global__ __launch_bounds__(1024) void rf_add_rows(
 extern "C" __global__ __launch_bounds__(1024) void rf_rms_norm_columns(
     float* x, const float* __restrict__ weight, int64_t stride, int32_t hidden_size, float* other,
     const float* __restrict__ other_weight, int64_t other_stride, int32_t other_size, float eps) {
-  __shared__ float partial[rf::kMaxWaves];
+  __shared__ float squares[rf::kMostSquares];
   if (blockIdx.y != 0) {
     x = other;
     weight = other_weight;
@@ -76,7 +76,7 @@ extern "C" __global__ __launch_bounds__(1024) void rf_rms_norm_columns(
   rf::NormRow values, weights;
   rf::load_row(weight, hidden_size, weights);
   rf::load_row(row, hidden_size, values);
-  const float factor = rf::norm_factor(values, hidden_size, eps, partial);
+  const float factor = rf::norm_factor(values, hidden_size, eps, squares);
 #pragma unroll
   for (int step = 0; step < rf::kNormSteps; ++step) {
     const int i = rf::norm_index(step);
@@ -89,7 +89,7 @@ extern "C" __global__ __launch_bounds__(1024) void rf_rms_norm_half(
     rf::half* __restrict__ x, const float* __restrict__ weight, int64_t stride, int32_t hidden_size,
     float eps) {
   using Four = rf::Vec<rf::half, 4>;
-  __shared__ float partial[rf::kMaxWaves];
+  __shared__ float squares[rf::kMostSquares];
   rf::half* row = x + static_cast<int64_t>(blockIdx.x) * stride;
   rf::NormRow values, weights;
   rf::load_row(weight, hidden_size, weights);
@@ -101,7 +101,7 @@ extern "C" __global__ __launch_bounds__(1024) void rf_rms_norm_half(
     const Four four = *reinterpret_cast<const Four*>(row + i);
     for (int k = 0; k < 4; ++k) values[step][k] = rf::to_float(four[k]);
   }
-  const float factor = rf::norm_factor(values, hidden_size, eps, partial);
+  const float factor = rf::norm_factor(values, hidden_size, eps, squares);
 #pragma unroll
   for (int step = 0; step < rf::kNormSteps; ++step) {
     const int i = rf::norm_index(step);

@@ -239,7 +239,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         ),
     ] = "auto"
     decode_variant: Annotated[
-        Literal["auto", "plain", "fused", "rounded", "fewest"],
+        Literal["auto", "plain", "fused", "rounded", "fewest", "deferred"],
         _about(
             "kernels of decode steps: many short ones, or few that do more; auto = what is "
             "measured to be faster at load"

@@ -43,9 +43,10 @@ __device__ __forceinline__ int act_pack(Vec<float, 4> x, float inverse) {
 // Quantises a block with `kActLanes` consecutive lanes: lane i (lane_id() % 8) passes elements 4 i
 // to 4 i + 3. Writes 32 bytes at `q` and the block's scale, and those of the low slice `lo_offset`
 // elements further, unless that is 0. Every lane of the wave takes part, those with `store` false
-// write nothing; `lo_offset` is the same in all.
+// write nothing; `lo_offset` is the same in all. The activation is `factor` times x, which only
+// its scales tell.
 __device__ __forceinline__ void act_store(Vec<float, 4> x, bool store, int8_t* q, ActScale* scale,
-                                          int32_t lo_offset) {
+                                          int32_t lo_offset, float factor = 1.0f) {
   float max_abs = max(max(abs(x[0]), abs(x[1])), max(abs(x[2]), abs(x[3])));
   max_abs = max(max_abs, shfl_xor<1>(max_abs));
   max_abs = max(max_abs, shfl_xor<2>(max_abs));
@@ -72,11 +73,11 @@ __device__ __forceinline__ void act_store(Vec<float, 4> x, bool store, int8_t* q
   if (!store) return;
   const int part = lane_id() % kActLanes;
   reinterpret_cast<int*>(q)[part] = packed;
-  if (part == 0) *scale = {step, first_of(sums), first_of(other_sums)};
+  if (part == 0) *scale = {step * factor, first_of(sums), first_of(other_sums)};
   if (!lo_offset) return;
   reinterpret_cast<int*>(q + lo_offset)[part] = rest;
   if (part == 0) {
-    scale[lo_offset / kActBlock] = {step * (1.0f / kActFinerSteps), second_of(sums),
+    scale[lo_offset / kActBlock] = {step * (1.0f / kActFinerSteps) * factor, second_of(sums),
                                     second_of(other_sums)};
   }
 }

@@ -31,6 +31,10 @@ struct Activations {
     const U4* values = reinterpret_cast<const U4*>(q) + 2 * static_cast<int64_t>(quant_block);
     return {{values[0], values[1]}, scale[quant_block]};
   }
+  // The same of row m.
+  __device__ __forceinline__ Block load(int /*m*/, int quant_block) const {
+    return load(quant_block);
+  }
 };
 
 // The product of a quant block of weights and one of activations.
@@ -56,8 +60,8 @@ __device__ __forceinline__ float unit_dot(const uint32_t (&code)[8],
 // Adds to `sums` what the chunks first, first + step, ... of these rows of weights make with rows
 // of activations; those begin at `first_quant_blocks`. step is a multiple of 4. Calls `begun` when
 // the first weights are on their way.
-template <class Format, int kRows, class Begun>
-__device__ __forceinline__ void gemv_dot(const Format (&rows)[kGroups], const Activations& x,
+template <class Format, int kRows, class X, class Begun>
+__device__ __forceinline__ void gemv_dot(const Format (&rows)[kGroups], const X& x,
                                          const int (&first_quant_blocks)[kRows], int first,
                                          int step, float (&sums)[kRows][kGroups],
                                          const Begun& begun) {
@@ -90,7 +94,7 @@ __device__ __forceinline__ void gemv_dot(const Format (&rows)[kGroups], const Ac
       Activations::Block values[kQuantBlocks];
 #pragma unroll
       for (int u = 0; u < kQuantBlocks; ++u)
-        values[u] = x.load(first_quant_blocks[m] + i * kQuantBlocks + u);
+        values[u] = x.load(m, first_quant_blocks[m] + i * kQuantBlocks + u);
       if (m == kRows - 1) {
         issue_loads();
         load_next(i + step);

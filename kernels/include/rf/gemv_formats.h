@@ -7,9 +7,9 @@ namespace rf {
 
 // As gemv_sums, where `format` is the number of the format: the place of WeightFormat among those
 // with kernels.
-template <int kRows>
-__device__ __forceinline__ void gemv_sums_of(int format, const uint8_t* weight,
-                                             const Activations& x, const Outputs& outputs, int tile,
+template <int kRows, class X>
+__device__ __forceinline__ void gemv_sums_of(int format, const uint8_t* weight, X& x,
+                                             const Outputs& outputs, int tile,
                                              float (&sums)[kRows][kGroups]) {
 #define RF_CASE(number, Format) \
   case number: gemv_sums<Format>(weight, x, outputs, tile, sums); break;

@@ -3,11 +3,15 @@
 #pragma once
 
 #include "rf/act_output.h"
+#include "rf/deferred_norm.h"
 #include "rf/gemv.h"
 
 namespace rf {
 
 inline constexpr int kGatedTiles = kActBlock / kGroupRows;  // of a block
+
+// That shall fit on a multiprocessor of NVIDIA's where a norm is completed, as of kGemvBlocks.
+inline constexpr int kGatedBlocks = kBeginsEarly ? 3 : 0;
 
 // What the waves of a block found for its tiles.
 template <int kRows>
@@ -16,38 +20,16 @@ struct GatedParts {
   alignas(16) float columns[kRows][kActBlock];
 };
 
-template <int kRows>
-__device__ __forceinline__ void gated_store(const float (&sums)[kRows][kGroups],
-                                            float (&to)[kRows][kGroups][kGroupRows]) {
-#pragma unroll
-  for (int m = 0; m < kRows; ++m) {
-#pragma unroll
-    for (int j = 0; j < kGroups; ++j) {
-      const float sum = wave_sum_of_row(sums[m][j]);
-      if (lane_id() < kGroupRows) to[m][j][lane_id()] = sum;
-    }
-  }
-}
-
 // Multiplies with tiles 4 b to 4 b + 3 of the matrix, where b is the block's number.
-template <class Format, int kRows>
-__device__ __forceinline__ void gated_sums(const uint8_t* weight, const Activations& x,
-                                           const Outputs& outputs, GatedParts<kRows>& parts) {
+template <class Format, int kRows, class X>
+__device__ __forceinline__ void gated_sums(const uint8_t* weight, X& x, const Outputs& outputs,
+                                           GatedParts<kRows>& parts) {
 #pragma unroll 1
   for (int t = 0; t < kGatedTiles; ++t) {
     float sums[kRows][kGroups] = {};
-    gemv_sums<Format>(weight, x, outputs, static_cast<int>(blockIdx.x) * kGatedTiles + t, sums);
-    if constexpr (kRows > 1) {
-      if (x.slices == 2) {
-        float both[kRows][kGroups] = {};
-        for (int m = 0; m < kRows / 2; ++m) {
-          for (int j = 0; j < kGroups; ++j) both[m][j] = sums[2 * m][j] + sums[2 * m + 1][j];
-        }
-        gated_store(both, parts.sums[t][wave_id()]);
-        continue;
-      }
-    }
-    gated_store(sums, parts.sums[t][wave_id()]);
+    const int tile = static_cast<int>(blockIdx.x) * kGatedTiles + t;
+    gemv_sums<Format>(weight, x, outputs, tile, sums);
+    store_sums(sums, x, parts.sums[t][wave_id()]);
   }
 }
 

@@ -14,95 +14,84 @@ struct NormTail {
   const float* scale;        // of the sum; null: 1
   const float* weight;       // [hidden_size]; null: the sum is not normed
   ActOutput out;
+  float* squares;  // [rows, hidden_size / kActBlock, rounded up], for ourselves
   int hidden_size;
-  int threads;  // that a norm has for a row
   float eps;
 
   // All threads of all blocks call this, once they have stored what is theirs of `delta`.
   template <int kMostRows>
   __device__ __forceinline__ void finish(const float* delta, int rows) const {
     if (!is_last_block(arrived, gridDim.x)) return;
-    __shared__ float post_sums[kMostRows][kMaxWaves], sums[kMostRows][kMaxWaves];
+    __shared__ float post_factors[kMostRows];
+    const int waves = static_cast<int>(blockDim.x) / kWave;
     if (post_weight) {
-      for_parts(rows, [&](int row, int wave) {
-        float squares = 0.0f;
-        for (int step = 0; step < kNormSteps; ++step) {
-          const int i = index(step, wave);
-          if (i >= hidden_size) continue;
-          const Vec<float, 4> values = load16(delta + at(row, i));
-          squares += sum_four(values * values);
-        }
-        store_sum(squares, post_sums[row][wave]);
+      for_fours(rows, [&](int row, int i, bool inside) {
+        store_squares(inside ? load16(delta + at(row, i)) : Vec<float, 4>{}, row, i);
       });
+      __syncthreads();
+      for (int row = wave_id(); row < rows; row += waves) {
+        const float found = factor(row);
+        if (lane_id() == 0) post_factors[row] = found;
+      }
       __syncthreads();
     }
     const float multiplier = scale ? *scale : 1.0f;
-    for_parts(rows, [&](int row, int wave) {
-      const float post_factor = post_weight ? factor(post_sums[row]) : 1.0f;
-      float squares = 0.0f;
-#pragma unroll
-      for (int step = 0; step < kNormSteps; ++step) {
-        const int i = index(step, wave);
-        if (i >= hidden_size) continue;
-        Vec<float, 4> values = load16(delta + at(row, i));
+    for_fours(rows, [&](int row, int i, bool inside) {
+      Vec<float, 4> values{};
+      if (inside) {
+        values = load16(delta + at(row, i));
         const Vec<float, 4> old = load16(residual + at(row, i));
         if (post_weight) {
-          values = added(values, post_factor, load16(post_weight + i), old);
+          values = added(values, post_factors[row], load16(post_weight + i), old);
         } else {
           values += old;
         }
         values *= multiplier;
         store16(residual + at(row, i), values);
-        squares += sum_four(values * values);
       }
-      store_sum(squares, sums[row][wave]);
+      store_squares(values, row, i);
     });
     __syncthreads();
-    for_parts(rows, [&](int row, int wave) {
-      const float own_factor = factor(sums[row]);
-#pragma unroll
-      for (int step = 0; step < kNormSteps; ++step) {
-        const int i = index(step, wave);
-        const bool inside = i < hidden_size;
-        Vec<float, 4> values{}, weights{};
-        if (inside) {
-          values = load16(residual + at(row, i));
-          if (weight) weights = load16(weight + i);
-        }
-        if (weight) values = values * own_factor * weights;
-        out.store(at(row, i), values, inside);
+    float own_factor = 1.0f;
+    int last_row = -1;
+    for_fours(rows, [&](int row, int i, bool inside) {
+      if (weight && row != last_row) own_factor = factor(row);
+      last_row = row;
+      Vec<float, 4> values{};
+      if (inside) {
+        values = load16(residual + at(row, i));
+        if (weight) values = weighted(values, load16(weight + i));
       }
+      out.store(at(row, i), values, inside, own_factor);
     });
   }
 
  private:
-  // Waves take the parts of rows that those of a norm take, one after the other if they are too
-  // few: so sums are added in the same order.
+  // Has each thread take four columns of a row at a time; whole waves stay together.
   template <class Body>
-  __device__ __forceinline__ void for_parts(int rows, const Body& body) const {
-    const int waves = threads / kWave;
-    for (int part = uniform(wave_id()); part < rows * waves;
-         part += static_cast<int>(blockDim.x) / kWave) {
-      body(part / waves, part % waves);
+  __device__ __forceinline__ void for_fours(int rows, const Body& body) const {
+    for (int row = 0; row < rows; ++row) {
+      for (int first = 0; first < hidden_size; first += static_cast<int>(blockDim.x) * 4) {
+        const int i = first + static_cast<int>(threadIdx.x) * 4;
+        body(row, i, i < hidden_size);
+      }
     }
   }
 
-  // As norm_index, of a lane of such a wave.
-  __device__ __forceinline__ int index(int step, int wave) const {
-    return (step * threads + wave * kWave + lane_id()) * 4;
-  }
   __device__ __forceinline__ int64_t at(int row, int i) const {
     return static_cast<int64_t>(row) * hidden_size + i;
   }
 
-  static __device__ __forceinline__ void store_sum(float squares, float& to) {
-    const float sum = wave_sum(squares);
-    if (lane_id() == 0) to = sum;
+  __device__ __forceinline__ int blocks() const {
+    return (hidden_size + kActBlock - 1) / kActBlock;
   }
-  __device__ __forceinline__ float factor(const float (&of_waves)[kMaxWaves]) const {
-    float sum = of_waves[0];
-    for (int wave = 1; wave < threads / kWave; ++wave) sum += of_waves[wave];
-    return rsqrt(sum / static_cast<float>(hidden_size) + eps);
+  __device__ __forceinline__ void store_squares(Vec<float, 4> values, int row, int i) const {
+    const float sum = squares_of(values);
+    if (lane_id() % kActLanes == 0 && i < hidden_size)
+      squares[row * blocks() + i / kActBlock] = sum;
+  }
+  __device__ __forceinline__ float factor(int row) const {
+    return factor_of(squares + row * blocks(), blocks(), hidden_size, eps);
   }
 };
 

@@ -38,21 +38,28 @@ __device__ __forceinline__ void load_row(const float* from, int hidden_size, Nor
 }
 
 // 1 / root mean square of a row, in all threads of its block.
+// Those beyond its end are zeros. `squares`: LDS of kMostSquares, free again when this returns.
 __device__ __forceinline__ float norm_factor(const NormRow& values, int hidden_size, float eps,
-                                             float* partial) {
-  float squares = 0.0f;
+                                             float* squares) {
+  const int count = (hidden_size + kActBlock - 1) / kActBlock;
 #pragma unroll
   for (int step = 0; step < kNormSteps; ++step) {
-    if (norm_index(step) < hidden_size) squares += sum_four(values[step] * values[step]);
+    if (step * static_cast<int>(blockDim.x) * 4 >= hidden_size) break;
+    const float sum = squares_of(values[step]);
+    const int block = norm_index(step) / kActBlock;
+    if (lane_id() % kActLanes == 0 && block < count) squares[block] = sum;
   }
-  return rsqrt(block_sum(squares, partial) / static_cast<float>(hidden_size) + eps);
+  __syncthreads();
+  const float factor = factor_of(squares, count, hidden_size, eps);
+  __syncthreads();
+  return factor;
 }
 
 // A norm that is added to something: rounded before, as where a launch of its own makes it.
 __device__ __forceinline__ Vec<float, 4> added(Vec<float, 4> x, float factor, Vec<float, 4> weights,
                                                Vec<float, 4> old) {
 #pragma clang fp contract(off)
-  return x * factor * weights + old;
+  return x * weights * factor + old;
 }
 
 // The norm of row `row`, by one block; hidden_size is a multiple of 4 (of 32 for int8) and at most
@@ -62,7 +69,7 @@ template <bool kAdd, bool kNorm = true, class Begun>
 __device__ __forceinline__ void rms_norm(int64_t row, const NormInput& from, const NormOutput& to,
                                          const NormOutput& other, int hidden_size, float eps,
                                          const Begun& begun) {
-  __shared__ float partial[kMaxWaves];
+  __shared__ float squares[kMostSquares];
   const int64_t first = row * hidden_size;
 
   // Weights are asked for before the reduction, which hides their latency, and everything before
@@ -80,7 +87,7 @@ __device__ __forceinline__ void rms_norm(int64_t row, const NormInput& from, con
   if constexpr (!kBeginsEarly) load_first_weights();
   if constexpr (kAdd) {
     float post_factor = 1.0f;
-    if (from.post_weight) post_factor = norm_factor(values, hidden_size, eps, partial);
+    if (from.post_weight) post_factor = norm_factor(values, hidden_size, eps, squares);
 #pragma unroll
     for (int step = 0; step < kNormSteps; ++step) {
       const int i = norm_index(step);
@@ -98,7 +105,7 @@ __device__ __forceinline__ void rms_norm(int64_t row, const NormInput& from, con
     if (kNorm && from.post_weight) load_row(to.weight, hidden_size, weights);
   }
   float factor = 1.0f;
-  if constexpr (kNorm) factor = norm_factor(values, hidden_size, eps, partial);
+  if constexpr (kNorm) factor = norm_factor(values, hidden_size, eps, squares);
 
 #pragma unroll
   for (int step = 0; step < kNormSteps; ++step) {
@@ -106,10 +113,10 @@ __device__ __forceinline__ void rms_norm(int64_t row, const NormInput& from, con
     const bool inside = i < hidden_size;
     if (other.weight) {
       const Vec<float, 4> of_other = inside ? load16(other.weight + i) : Vec<float, 4>{};
-      other.out.store(first + i, values[step] * factor * of_other, inside);
+      other.out.store(first + i, weighted(values[step], of_other), inside, factor);
     }
-    if constexpr (kNorm) values[step] = values[step] * factor * weights[step];
-    to.out.store(first + i, values[step], inside);
+    if constexpr (kNorm) values[step] = weighted(values[step], weights[step]);
+    to.out.store(first + i, values[step], inside, factor);
   }
 }
 

@@ -25,7 +25,7 @@ struct SumOfTwo {
                                                const float* post_weight, const float* scale,
                                                const NormOutput& to, int hidden_size,
                                                float eps) const {
-    __shared__ float partial[kMaxWaves];
+    __shared__ float partial[kMostSquares];
     const int64_t at = row * hidden_size;
     // Weights are asked for before the reduction, which hides their latency; one norm after the
     // other, for the sake of registers.
@@ -64,11 +64,11 @@ struct SumOfTwo {
       if (i < hidden_size) store16(residual + at + i, values[step]);
     }
     load_row(to.weight, hidden_size, weights);
-    multiply(values, norm_factor(values, hidden_size, eps, partial), weights);
+    const float own_factor = norm_factor(values, hidden_size, eps, partial);
 #pragma unroll
     for (int step = 0; step < kNormSteps; ++step) {
       const int i = norm_index(step);
-      to.out.store(at + i, values[step], i < hidden_size);
+      to.out.store(at + i, weighted(values[step], weights[step]), i < hidden_size, own_factor);
     }
   }
 

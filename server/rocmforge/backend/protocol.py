@@ -323,7 +323,7 @@ class LoadOptions:
     # None: `engine.context` settles it before.
     least_context: int | None = None
     # Kernels of decode steps, where there is a choice; auto = what is measured to be faster.
-    decode_variant: Literal["auto", "plain", "fused", "rounded", "fewest"] = "plain"
+    decode_variant: Literal["auto", "plain", "fused", "rounded", "fewest", "deferred"] = "plain"
     # Whether decodes that share the first blocks of the cache read them once; auto = where a step
     # then reads at most half as much of the cache.
     shared_prefix: Literal["auto", "on", "off"] = "off"

@@ -135,6 +135,8 @@ PLANTED = (
     ("gated gemv", "rf_gemv_*"),
     ("rounded gemv", "rf_gemv_gated_*"),
     ("normed gemv", "rf_gemv_norm_*"),
+    ("deferred norm", "rf_gemv_deferred"),
+    ("deferred norm", "rf_gemv_deferred_mixed"),
     ("hosted experts", "rf_fetch_experts"),
     ("gated gemm", "rf_repack_*"),
     ("split gemm", "rf_gemm_sum"),

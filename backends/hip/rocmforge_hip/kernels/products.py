@@ -49,6 +49,20 @@ def rf_gemv_mixed(
     """Does what `rf_gemv` does with up to three matrices, whose formats may differ."""
 
 
+def rf_gemv_deferred_mixed(
+    *,
+    first: Factor,
+    second: Factor,
+    third: Factor,
+    q: Pointer,
+    scale: Pointer,
+    quant_blocks: I32,
+    squares: Pointer,
+    eps: F32,
+) -> None:
+    """Does what `rf_gemv_mixed` does with a row whose norm it completes."""
+
+
 def rf_gemv_norm(
     *,
     weight: Pointer,
@@ -67,7 +81,7 @@ def rf_gemv_norm(
     scale_of_sum: Pointer | None,
     norm_weight: Pointer | None,
     normed: Forms,
-    norm_threads: I32,
+    squares: Pointer,
     eps: F32,
 ) -> None:
     """Does what `rf_gemv` does, and then what `rf_add_rms_norm` does with the product."""
@@ -87,6 +101,40 @@ def rf_gemv_gated(
     format: I32,
 ) -> None:
     """Does what `rf_gemv` does with gate and up, and rounds the result to int8."""
+
+
+def rf_gemv_deferred_gated(
+    *,
+    weight: Pointer,
+    q: Pointer,
+    scale: Pointer,
+    out: Forms,
+    out_features: I32,
+    quant_blocks: I32,
+    activation: I32,
+    format: I32,
+    squares: Pointer,
+    eps: F32,
+) -> None:
+    """Does what `rf_gemv_gated` does with a row whose norm it completes."""
+
+
+def rf_gemv_deferred(
+    *,
+    weight: Pointer,
+    q: Pointer,
+    scale: Pointer,
+    bias: Pointer | None,
+    out_features: I32,
+    quant_blocks: I32,
+    format: I32,
+    residual: Pointer,
+    norm_weight: Pointer,
+    normed_q: Pointer,
+    normed_q_scale: Pointer,
+    squares: Pointer,
+) -> None:
+    """Adds to the residual what `rf_gemv` makes; who reads the norm of the sum completes it."""
 
 
 def rf_gemm_int8(

@@ -201,6 +201,7 @@ class ActivationArrays(Generic[X]):
     intermediate: Forms[X]  # [T, intermediate_size]
     gemm_partial: X  # float32, results of splits of K
     arrived: X  # uint32, 0 between launches: kernels/include/rf/last_block.h
+    squares: X | None = None  # float32 [rows of GEMV, hidden_size / QUANT_BLOCK], see `NormLater`
     post_normed: Forms[X] | None = None  # [T, hidden_size], what is added to the residual
     # Of causal models.
     rotated: Forms[X] | None = None  # [T, num_heads * key_dim], queries
@@ -357,6 +358,7 @@ def _of_causal(
         ),
         gemm_partial=geometry.gemm_scratch(),
         arrived=spec((1,), "u4"),
+        squares=spec((MAX_GEMV_ROWS, ceil_div(hidden_size, QUANT_BLOCK)), "f4"),
         experts=_of_experts(config, weights, tokens),
         expert_inputs=_multiplied(tokens, latent, f32=spec((tokens, latent), "f4"))
         if latent

@@ -29,7 +29,7 @@ from rocmforge_hip.ops.experts.pairs import PairKernels
 from rocmforge_hip.ops.experts.routing import RouteKernels, UnmadeSum
 from rocmforge_hip.ops.full_attention import FullAttention
 from rocmforge_hip.ops.geometry import Geometry, groups_experts
-from rocmforge_hip.ops.linear.mixed_gemv import UnmadeProduct
+from rocmforge_hip.ops.linear.mixed_gemv import NormLater, UnmadeProduct
 from rocmforge_hip.ops.linear.products import GATES, LinearKernels
 from rocmforge_hip.ops.lora import DeviceAdapters, Lora
 from rocmforge_hip.ops.operands import empty, f16_of, f32_of, optional_vector, part_of
@@ -40,7 +40,6 @@ from rocmforge_hip.ops.rows import (
     RmsNorms,
     RowKernels,
     UnmadeNorm,
-    norm_threads,
     norms_of,
     without_norm,
 )
@@ -188,6 +187,7 @@ class HipOps:
         bias: Weight | None,
         eps: float | None = None,
     ) -> Activation:
+        x = self._made(x) if isinstance(x, UnmadeProduct) and x.defers else x
         if isinstance(x, UnmadeProduct | UnmadeSum):
             assert eps is None, "see `_later`"
             return replace(x, post_norm=weight)
@@ -210,16 +210,18 @@ class HipOps:
         scale: Weight | None = None,
     ) -> tuple[Activation, Activation]:
         """Writes the sum to the place of the residual."""
+        eps = self._resources.config.norm_eps
+        if isinstance(delta, UnmadeProduct) and delta.defers:
+            if scale is None and weight is not None:
+                return residual, self.products.add_and_defer(delta, residual, weight, eps)
+            delta = self._made(delta)
         if residual.arrays is self._arena.normed:  # whose float32 is the sum
             out = empty(self._arena.normed, residual.rows, residual.features, half=True)
         else:
             out = self._normed(residual)
         if isinstance(delta, UnmadeProduct):
-            norms, features = self._norms, residual.features
-            assert isinstance(norms, RmsNorms)
-            vector, threads = optional_vector(weight, features), norm_threads(features)
-            factor = optional_vector(scale, 1)
-            self.products.make_and_norm(delta, residual, vector, norms.eps, threads, out, factor)
+            vector, factor = optional_vector(weight, residual.features), optional_vector(scale, 1)
+            self.products.make_and_norm(delta, residual, vector, eps, out, factor)
         elif (
             isinstance(delta, UnmadeSum)
             and self._route is not None
@@ -271,11 +273,11 @@ class HipOps:
     def linear(
         self, step: DeviceStep, x: Activation, weight: Weight, bias: Weight | None
     ) -> Activation:
+        self._complete(x)
         part = part_of(weight)
-        if step.variant.norms_products and part.product is Product.DELTA:
-            later = self._later(step, x, part, bias)
-            if later is not None:
-                return later
+        later = self._later(step, x, part, bias) if part.product is Product.DELTA else None
+        if later is not None:
+            return later
         # What follows in a feed-forward network without a gate is GELU, which reads halves; and
         # behind the matrix that merges patches of a tower, another one.
         half = part.product is Product.INTERMEDIATE
@@ -292,11 +294,18 @@ class HipOps:
 
         All norms of that launch have the same eps.
         """
-        if self._resources.config.post_norm_eps is not None:
+        defers = step.variant.defers_norms and not step.shape.lora_tiles
+        if not (defers or step.variant.norms_products) or self._lora.changes(step, part.matrix):
             return None
-        if not isinstance(self._norms, RmsNorms) or self._lora.changes(step, part.matrix):
-            return None
-        return self.products.later(x, part, bias)
+        are_rms = isinstance(self._norms, RmsNorms) and self._resources.config.post_norm_eps is None
+        return self.products.later(x, part, bias, defers=defers) if are_rms else None
+
+    def _complete(self, x: Activation) -> Activation:
+        """Returns the activation, made now if it is a norm that was left for who reads it."""
+        if isinstance(x, NormLater) and x.squares is not None:
+            x.f32, x.squares = x.arrays.float32(x.rows, x.features), None
+            self._norms.norm(x.residual, x.weight, None, x)
+        return x
 
     def _made(self, x: Activation) -> Activation:
         """Returns the activation itself, made now if that was left for later."""
@@ -328,6 +337,8 @@ class HipOps:
         weights: Sequence[Weight],
         biases: Sequence[Weight | None],
     ) -> tuple[Activation, ...]:
+        if not self.products.completes(x, weights):
+            self._complete(x)
         add = partial(self._lora.add, step, x)
         return self.products.qkv(x, weights, biases, half=not self._causal, then=add)
 
@@ -349,12 +360,14 @@ class HipOps:
             rounded = self.products.gated_int8(x, part_of(gate), GATES[activation])
             if rounded is not None:
                 return rounded
+        self._complete(x)
         bias, up_bias = biases
         return self.products.multiply(x, part_of(gate), bias, GATES[activation], up_bias=up_bias)
 
     def _squared_linear(self, step: DeviceStep, x: Activation, up: MatrixPart) -> Activation:
         """Returns the squared ReLU of a product, in the forms that the next one reads."""
         assert not self._lora.changes(step, up.matrix), "such adapters are refused"
+        self._complete(x)
         out = self.products.multiply(x, up, None, half=True)
         if out.f32 is not None and out.features % QUANT_BLOCK == 0:
             self.products.forms.give_int8(out)
@@ -594,7 +607,7 @@ class HipOps:
 
     def store_hidden(self, step: DeviceStep, x: Activation) -> None:
         assert self._hidden is not None
-        self._hidden.store(step, x)
+        self._hidden.store(step, self._complete(x))
 
     def beside_hidden(
         self, step: DeviceStep, x: Activation, embedding_norm: Weight, hidden_norm: Weight
@@ -659,7 +672,7 @@ class HipOps:
         assert result is not None
         out = result.float32(rows, x.features)
         if rows:
-            self._rows.take(f32_of(x), step.inputs.logit_rows, out)
+            self._rows.take(f32_of(self._complete(x)), step.inputs.logit_rows, out)
         return Activation(result, rows, x.features, f32=out)
 
     def logits(self, x: Activation, weight: Weight, softcap: float | None) -> Activation:
@@ -677,7 +690,7 @@ class HipOps:
             pooled = Forms(f32=sampling.sums(count, x.features))
         assert pooled is not None
         out = empty(pooled, count, x.features, half=False)
-        self._rows.sum(step, f32_of(x), f32_of(out))
+        self._rows.sum(step, f32_of(self._complete(x)), f32_of(out))
         return out
 
     def tanh(self, x: Activation) -> Activation:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 from itertools import pairwise
 from types import MappingProxyType
@@ -463,18 +463,25 @@ class StepVariant:
     """Whether one launch rotates, stores, attends and puts splits together, or one each."""
     norms_products: bool
     """Whether the last block of a product adds it to the residual and norms the sum."""
+    defers_norms: bool
+    """Whether a product is added where it is made, and who reads the sum's norm completes that."""
     rounds_gated: bool
     """Whether the product with gate and up is rounded to int8 by the launch that makes it."""
 
 
-PLAIN: Final = StepVariant(fuses_attention=False, norms_products=False, rounds_gated=False)
+PLAIN: Final = StepVariant(
+    fuses_attention=False, norms_products=False, defers_norms=False, rounds_gated=False
+)
 """The way of all other steps."""
+_FUSED: Final = replace(PLAIN, fuses_attention=True)
+_ROUNDED: Final = replace(_FUSED, rounds_gated=True)
 VARIANTS: Final = MappingProxyType(
     {
         "plain": PLAIN,
-        "fused": StepVariant(fuses_attention=True, norms_products=False, rounds_gated=False),
-        "rounded": StepVariant(fuses_attention=True, norms_products=False, rounds_gated=True),
-        "fewest": StepVariant(fuses_attention=True, norms_products=True, rounds_gated=True),
+        "fused": _FUSED,
+        "rounded": _ROUNDED,
+        "fewest": replace(_ROUNDED, norms_products=True),
+        "deferred": replace(_ROUNDED, defers_norms=True),
     }
 )
 """By name: those that there is a choice of."""

@@ -15,6 +15,7 @@ from rocmforge.checkpoint.tensor import Tensor
 from rocmforge.models.blocks import ModelWeights
 from rocmforge.models.config import ActivationFunction
 from rocmforge.models.weights import present
+from rocmforge_hip.device.constants import QUANT_BLOCK
 from rocmforge_hip.ops.geometry import MAX_GEMV_ROWS
 from rocmforge_hip.ops.step import VARIANTS
 from rocmforge_hip.verify import oracle
@@ -59,6 +60,7 @@ def groups() -> Iterator[Group]:
     yield Group(recipe, tuple(cases))
     recipe = replace(square, format="q6_k")
     yield Group(recipe, tuple(_joined_cases("one slice", (1, 2, 3, 8), _INT8)))
+    yield Group(recipe, (Case("deferred norm", "q6_k", _INT8, _deferred),))
     recipe = replace(recipe, activation_bits="16")
     yield Group(recipe, tuple(_joined_cases("two slices", (1, 2), _TWO_SLICES)))
     for name in ("q4_1", "q6_k"):
@@ -267,6 +269,35 @@ def _normed(bench: Workbench, rows: int) -> float:
     norm = oracle.rms_norm(want, values_of(present(layer.feed_forward_norm)), bench.config.norm_eps)
     sizes = np.abs(old) + np.abs(wide) @ np.abs(weight).T
     return max(error(bench.result(total), want, sizes), error(bench.result(normed), norm))
+
+
+def _deferred(bench: Workbench) -> float:
+    """Returns the error of a product added to the residual, and of what reads the sum's norm."""
+    layer, on_device = bench.weights.layers[0], bench.model.weights.layers[0]
+    own, there = present(layer.attention), present(on_device.attention)
+    values = exact_activation(1, own.output.shape[1]) / np.float32(4)
+    old = random_values(40, bench.config.hidden_size)[39:]
+    step = replace(bench.step([(1, 1, [])]), variant=VARIANTS["deferred"])
+    x, ops = bench.activation(bench.model.arena.attended, values), bench.model.ops
+    delta = ops.linear(step, x, there.output, there.output_bias)
+    residual = bench.activation(bench.residual, old)
+    assert on_device.feed_forward_norm is not None
+    total, normed = ops.add_norm(residual, delta, on_device.feed_forward_norm, None)
+    wide, weight = values.astype(np.float64), values_of(own.output)
+    want = old + wide @ weight.T + values_of(own.output_bias)
+    sizes = np.abs(old) + np.abs(wide) @ np.abs(weight).T
+    norm = values_of(present(layer.feed_forward_norm))
+    codes = int8_error(bench, normed, want * norm)
+    products = ops.qkv(step, normed, *query_key_value(bench.model.weights))
+    read = oracle.rms_norm(want, norm, bench.config.norm_eps)
+    largest = np.abs(read.reshape(-1, QUANT_BLOCK)).max(axis=1).repeat(QUANT_BLOCK)
+    errors = [error(bench.result(total), want, sizes), codes]
+    matrices, biases = query_key_value(bench.weights)
+    for product, matrix, bias in zip(products, matrices, biases, strict=True):
+        weights = values_of(matrix)
+        exact = read @ weights.T + values_of(bias)
+        errors.append(error(bench.result(product), exact, largest @ np.abs(weights).T))
+    return max(errors)
 
 
 def gate_and_up(weights: ModelWeights[W]) -> tuple[W, W]:

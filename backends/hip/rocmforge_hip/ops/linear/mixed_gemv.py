@@ -24,11 +24,12 @@ from rocmforge_hip.ops.linear.gemv import (
     gemv_threads,
     most_rows,
 )
-from rocmforge_hip.ops.operands import empty, f32_of, optional_vector
+from rocmforge_hip.ops.operands import empty, f32_of, optional_vector, vector_of
 from rocmforge_hip.weights.formats import FORMAT_NUMBERS, FORMATS, Matrix, MatrixPart, Weight
 
 MOST_MIXED: Final = 3  # matrices of one launch
 _ENOUGH_WAVES: Final = 8  # on a compute unit
+_TILES_AT_ONCE: Final = 2  # of a block that leaves a norm for later
 
 
 class _Factor(NamedTuple):
@@ -52,6 +53,25 @@ class UnmadeProduct(Activation):
     part: MatrixPart
     bias: Weight | None
     post_norm: Weight | None = None  # what is added is the norm of the product
+    defers: bool = False  # whether the norm of the sum is left for who reads it, if that can be
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class NormLater(Activation):
+    """A norm that who reads it completes (kernels/include/rf/deferred_norm.h).
+
+    Until somebody makes it, it has the int8 form alone, with scales that lack its factor.
+    """
+
+    residual: Activation  # what is normed
+    weight: Weight
+    squares: DeviceArray | None  # float32 [rows, features / QUANT_BLOCK]; None: it is made
+    eps: float
+
+
+def is_norm_later(x: Activation) -> bool:
+    """Returns whether this is a norm that nobody has made yet."""
+    return isinstance(x, NormLater) and x.squares is not None
 
 
 class MixedGemvKernels:
@@ -82,6 +102,17 @@ class MixedGemvKernels:
             for most in GEMV_ROWS
             if has_mixed
         }
+        self._deferred = (
+            library.kernel("rf_gemv_deferred", products.rf_gemv_deferred) if has_mixed else None
+        )
+        self._completing = (
+            (
+                library.kernel("rf_gemv_deferred_mixed", products.rf_gemv_deferred_mixed),
+                library.kernel("rf_gemv_deferred_gated", products.rf_gemv_deferred_gated),
+            )
+            if has_mixed
+            else None
+        )
         self._gated = {
             most: library.kernel(f"rf_gemv_gated_r{most}", products.rf_gemv_gated)
             for most in GEMV_ROWS
@@ -92,10 +123,14 @@ class MixedGemvKernels:
         """Returns whether one launch multiplies so many rows with matrices of several formats."""
         return most_rows(rows * self._forms.slices) in self._mixed
 
+    def defers(self, rows: int) -> bool:
+        """Returns whether so many rows of a product may be added, and their norm left for later."""
+        return self._deferred is not None and rows * self._forms.slices == 1
+
     def several(
         self, x: Activation, stacks: Sequence[tuple[MatrixPart, Weight | None]]
     ) -> dict[Matrix, Activation]:
-        """Returns the product with each of two or three whole matrices, plus its bias."""
+        """Returns the product with each of up to three whole matrices, plus its bias."""
         results: dict[Matrix, Activation] = {}
         factors = [_NO_FACTOR] * MOST_MIXED
         for place, (part, bias) in enumerate(stacks):
@@ -115,9 +150,23 @@ class MixedGemvKernels:
         q, scale = self._forms.int8(x)
         stored_rows = sum(matrix.stored_rows for matrix in results)
         quant_blocks = x.features // QUANT_BLOCK
+        launched = (stored_rows // GEMV_OUTPUTS, 1, 1), gemv_threads(quant_blocks)
+        if isinstance(x, NormLater) and x.squares is not None:
+            assert self._completing is not None
+            self._completing[0].launch(
+                *launched,
+                first=first,
+                second=second,
+                third=third,
+                q=q,
+                scale=scale,
+                quant_blocks=quant_blocks,
+                squares=x.squares,
+                eps=x.eps,
+            )
+            return results
         self._mixed[most_rows(x.rows * self._forms.slices)].launch(
-            (stored_rows // GEMV_OUTPUTS, 1, 1),
-            gemv_threads(quant_blocks),
+            *launched,
             first=first,
             second=second,
             third=third,
@@ -136,9 +185,25 @@ class MixedGemvKernels:
         out = empty(self._arena.product(part.product), x.rows, matrix.out_features, half=False)
         self._forms.give_int8(out)
         q, scale = self._forms.int8(x)
+        launched = (matrix.out_features // QUANT_BLOCK, 1, 1), gemv_threads(matrix.quant_blocks)
+        if isinstance(x, NormLater) and x.squares is not None:
+            assert self._completing is not None
+            self._completing[1].launch(
+                *launched,
+                weight=matrix.data,
+                q=q,
+                scale=scale,
+                out=out,
+                out_features=matrix.out_features,
+                quant_blocks=matrix.quant_blocks,
+                activation=gate,
+                format=FORMAT_NUMBERS[matrix.format.name],
+                squares=x.squares,
+                eps=x.eps,
+            )
+            return out
         self._gated[most_rows(x.rows * self._forms.slices)].launch(
-            (matrix.out_features // QUANT_BLOCK, 1, 1),
-            gemv_threads(matrix.quant_blocks),
+            *launched,
             weight=matrix.data,
             q=q,
             scale=scale,
@@ -152,13 +217,55 @@ class MixedGemvKernels:
         )
         return out
 
+    def add_and_defer(
+        self, product: UnmadeProduct, residual: Activation, weight: Weight, eps: float
+    ) -> NormLater:
+        """Adds a product to the residual, and returns the norm of the sum for who reads it.
+
+        Args:
+            product: What to make first.
+            residual: float32 [rows, features]; becomes the sum.
+            weight: float32 [features].
+            eps: Of the norm.
+        """
+        matrix, rows, features = product.part.matrix, product.rows, product.features
+        assert (residual.rows, residual.features) == (rows, features)
+        assert self._arena.squares is not None
+        squares = self._arena.squares.first(rows, features // QUANT_BLOCK)
+        out = NormLater(
+            *(self._arena.normed, rows, features),
+            residual=residual,
+            weight=weight,
+            squares=squares,
+            eps=eps,
+        )
+        q_of_sum, scale_of_sum = self._forms.give_int8(out)
+        q, scale = self._forms.int8(product.x)
+        assert self._deferred is not None
+        self._deferred.launch(
+            (features // QUANT_BLOCK, 1, 1),
+            _TILES_AT_ONCE * gemv_threads(matrix.quant_blocks),
+            weight=matrix.data,
+            q=q,
+            scale=scale,
+            bias=optional_vector(product.bias, features),
+            out_features=features,
+            quant_blocks=matrix.quant_blocks,
+            format=FORMAT_NUMBERS[matrix.format.name],
+            residual=f32_of(residual),
+            norm_weight=vector_of(weight, features),
+            normed_q=q_of_sum,
+            normed_q_scale=scale_of_sum,
+            squares=squares,
+        )
+        return out
+
     def make_and_norm(
         self,
         product: UnmadeProduct,
         residual: Activation,
         weight: DeviceArray | None,
         eps: float,
-        threads: int,
         out: Activation,
         scale_of_sum: DeviceArray | None,
     ) -> None:
@@ -169,11 +276,11 @@ class MixedGemvKernels:
             residual: float32 [rows, features]; becomes the sum.
             weight: float32 [features]; None: the sum is not normed.
             eps: Of the norm.
-            threads: That a block of the norm would have.
             out: Its forms are written.
             scale_of_sum: float32 [1]; None for 1.
         """
         matrix, rows = product.part.matrix, product.rows
+        assert self._arena.squares is not None
         assert (residual.rows, residual.features) == (rows, product.features)
         q, scale = self._forms.int8(product.x)
         self._normed[most_rows(rows * self._forms.slices)].launch(
@@ -195,7 +302,7 @@ class MixedGemvKernels:
             scale_of_sum=scale_of_sum,
             norm_weight=weight,
             normed=out,
-            norm_threads=threads,
+            squares=self._arena.squares,
             eps=eps,
         )
 
@@ -213,7 +320,7 @@ def _load_mixed(library: KernelLibrary, gemvs: GemvKernels) -> dict[int, Kernel[
             for (name, rows), kernel in gemvs.quantised.items()
             if rows == most and FORMATS[name].is_mixed
         ]
-        if len(apart) < 2:
+        if not apart:
             continue
         mixed = library.kernel(f"rf_gemv_mixed_r{most}", products.rf_gemv_mixed)
         blocks = min(kernel.blocks_at_once(GEMV_THREADS) for kernel in apart)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import MappingProxyType
 from typing import Final
 
@@ -24,7 +24,13 @@ from rocmforge_hip.ops.linear.forms import FormKernels
 from rocmforge_hip.ops.linear.gemm import GemmKernels
 from rocmforge_hip.ops.linear.gemv import GemvKernels
 from rocmforge_hip.ops.linear.int8_products import Int8Products
-from rocmforge_hip.ops.linear.mixed_gemv import MOST_MIXED, MixedGemvKernels, UnmadeProduct
+from rocmforge_hip.ops.linear.mixed_gemv import (
+    MOST_MIXED,
+    MixedGemvKernels,
+    NormLater,
+    UnmadeProduct,
+    is_norm_later,
+)
 from rocmforge_hip.ops.operands import optional_vector, part_of
 from rocmforge_hip.weights.formats import Matrix, MatrixPart, Weight
 
@@ -90,7 +96,8 @@ class LinearKernels:
         """
         parts = [part_of(weight) for weight in weights]
         stacks = {part.matrix: (part, bias) for part, bias in zip(parts, biases, strict=True)}
-        if self._are_mixed(x, list(stacks)):
+        is_one = 1 < len(stacks) <= MOST_MIXED or is_norm_later(x)
+        if is_one and self._are_mixed(x, stacks):
             products = self._mixed.several(x, list(stacks.values()))
         else:
             products = {
@@ -138,13 +145,19 @@ class LinearKernels:
             return self._int8.multiply(x, matrix, result, offset, gate, half=True)
         return self.gemm.multiply(x, matrix, result, offset, gate, half=half)
 
-    def later(self, x: Activation, part: MatrixPart, bias: Weight | None) -> Activation | None:
-        """Returns a product that is to be added and normed, if a launch can do it all, or None."""
+    def later(
+        self, x: Activation, part: MatrixPart, bias: Weight | None, *, defers: bool
+    ) -> Activation | None:
+        """Returns a product that is to be added and normed, if a launch can do that, or None."""
         matrix = part.matrix
         if part.product is None or not self._goes_through_mixed_gemv(x, matrix):
             return None
+        if defers and not self._mixed.defers(x.rows):
+            return None
         arrays = self._arena.product(part.product)
-        return UnmadeProduct(arrays, x.rows, matrix.out_features, x=x, part=part, bias=bias)
+        return UnmadeProduct(
+            *(arrays, x.rows, matrix.out_features), x=x, part=part, bias=bias, defers=defers
+        )
 
     def make_and_norm(
         self,
@@ -152,12 +165,22 @@ class LinearKernels:
         residual: Activation,
         weight: DeviceArray | None,
         eps: float,
-        threads: int,
         out: Activation,
         scale: DeviceArray | None,
     ) -> None:
         """Does with what `later` returned as `MixedGemvKernels.make_and_norm` says."""
-        self._mixed.make_and_norm(product, residual, weight, eps, threads, out, scale)
+        self._mixed.make_and_norm(product, residual, weight, eps, out, scale)
+
+    def add_and_defer(
+        self, product: UnmadeProduct, residual: Activation, weight: Weight, eps: float
+    ) -> NormLater:
+        """Does with what `later` returned as `MixedGemvKernels.add_and_defer` says."""
+        return self._mixed.add_and_defer(product, residual, weight, eps)
+
+    def completes(self, x: Activation, weights: Sequence[Weight]) -> bool:
+        """Returns whether `qkv` completes the norm that x is, multiplying with these matrices."""
+        matrices = {part_of(weight).matrix for weight in weights}
+        return len(matrices) <= MOST_MIXED and self._are_mixed(x, matrices)
 
     def gated_int8(self, x: Activation, part: MatrixPart, gate: int) -> Activation | None:
         """Returns the gated product in float32 and int8, if one launch can make both, or None."""
@@ -166,13 +189,10 @@ class LinearKernels:
             return None
         return self._mixed.gated(x, part, gate)
 
-    def _are_mixed(self, x: Activation, matrices: Sequence[Matrix]) -> bool:
-        """Returns whether so many rows are multiplied with these matrices in one launch."""
-        return (
-            1 < len(matrices) <= MOST_MIXED
-            and all(self._goes_through_mixed_gemv(x, matrix) for matrix in matrices)
-            and self._mixed.has_several(x.rows)
-        )
+    def _are_mixed(self, x: Activation, matrices: Iterable[Matrix]) -> bool:
+        """Returns whether a kernel multiplies so many rows with such matrices in one launch."""
+        through = all(self._goes_through_mixed_gemv(x, matrix) for matrix in matrices)
+        return through and self._mixed.has_several(x.rows)
 
     def _goes_through_mixed_gemv(self, x: Activation, matrix: Matrix) -> bool:
         """Returns whether so many rows are multiplied by GEMV, in a format that kernels may mix."""

@@ -1,0 +1,97 @@
+// GEMV of one row that adds what it makes to the residual, and leaves the norm of the sum for who
+// reads it (deferred_norm.h): a block makes kActBlock columns, of two tiles.
+#pragma once
+
+#include "rf/act.h"
+#include "rf/gemv.h"
+#include "rf/norm.h"
+
+namespace rf {
+
+inline constexpr int kDeferredTiles = kActBlock / (kGroups * kGroupRows);  // of a block
+// Half of the block has a tile each, so that as many waves read the matrix as in gemv.hip.
+inline constexpr int kDeferredThreads = kDeferredTiles * kGemvThreads;
+// What the compiler is told on NVIDIA: more, so that registers are left for a block of the next
+// kernel.
+#if RF_NVIDIA
+inline constexpr int kDeferredBound = 3 * kGemvThreads;
+#else
+inline constexpr int kDeferredBound = kDeferredThreads;
+#endif
+
+struct DeferredParts {
+  float sums[kDeferredTiles][kGemvThreads / kWave][1][kGroups][kGroupRows];
+  alignas(16) float columns[kActBlock];
+  alignas(16) float weighted[kActBlock];
+};
+
+// The columns of a block, and where the sum of the product and the residual goes.
+struct DeferredColumns {
+  const float* bias;    // [out_features] or null
+  float* residual;      // [out_features]; becomes the sum
+  const float* weight;  // [out_features], of the norm
+  int8_t* q;            // [out_features]
+  ActScale* scale;      // [out_features / kActBlock], without the norm's factor
+  float* squares;       // [out_features / kActBlock], sums of the squares of that many columns
+
+  // Of the column of a thread, if it has one.
+  float own_weight = 0.0f;
+  float old = 0.0f;
+
+  // Asks for what the columns need besides the product.
+  __device__ __forceinline__ void begin() {
+    if (threadIdx.x >= kActBlock) return;
+    own_weight = weight[column()];
+    old = residual[column()];
+  }
+
+  // `waves`: that had a tile each. Calls what whole waves do with the first one.
+  __device__ __forceinline__ void finish(DeferredParts& parts, int waves) const {
+    __syncthreads();
+    if (threadIdx.x < kActBlock) {
+      const int i = threadIdx.x, group = i / kGroupRows, j = group / kDeferredTiles;
+      const auto& of_tile = parts.sums[group % kDeferredTiles];
+      float sum = of_tile[0][0][j][i % kGroupRows];
+      for (int wave = 1; wave < waves; ++wave) sum += of_tile[wave][0][j][i % kGroupRows];
+      if (bias) sum += bias[column()];
+      sum += old;
+      residual[column()] = sum;
+      parts.columns[i] = sum;
+      parts.weighted[i] = weighted(sum, own_weight)[0];
+    }
+    if (wave_id() != 0) return;
+    wave_sync();
+    const int four = lane_id() % kActLanes * 4;
+    const float sum = squares_of(load16(parts.columns + four));
+    const int block = static_cast<int>(blockIdx.x);
+    if (lane_id() == 0) squares[block] = sum;
+    act_store(load16(parts.weighted + four), lane_id() < kActLanes, q + block * kActBlock,
+              scale + block, 0);
+  }
+
+ private:
+  static __device__ __forceinline__ int column() {
+    return static_cast<int>(blockIdx.x) * kActBlock + static_cast<int>(threadIdx.x);
+  }
+};
+
+// Multiplies with tiles 2 b and 2 b + 1 of the matrix, where b is the block's number.
+template <class Format>
+__device__ __forceinline__ void deferred_sums(const uint8_t* weight, const Activations& x,
+                                              const Outputs& outputs, DeferredColumns& columns,
+                                              DeferredParts& parts) {
+  const int threads = static_cast<int>(blockDim.x) / kDeferredTiles;
+  const int own = uniform(static_cast<int>(threadIdx.x) / threads);
+  const int thread = static_cast<int>(threadIdx.x) - own * threads;
+  const int tile = static_cast<int>(blockIdx.x) * kDeferredTiles + own;
+  const Pieces pieces{thread / kGroupRows, threads / kGroupRows};
+  float sums[1][kGroups] = {};
+  gemv_sums<Format>(weight, x, outputs, tile, pieces, sums, [&] {
+    x.wait();
+    columns.begin();
+  });
+  let_next_begin();
+  store_sums(sums, x, parts.sums[own][thread / kWave]);
+}
+
+}  // namespace rf
