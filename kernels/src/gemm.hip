@@ -3,11 +3,13 @@
 // Bound by the matrix instructions once there are some hundred rows. A block computes kTileRows x
 // 128 of y. Weights are dequantised to halves when they enter LDS, so that each block does it once
 // for all of its rows. LDS holds two tiles of K or more: while the waves multiply one, the block
-// brings the next. Up to 32 rows leave quantised weights out of LDS where they can (gemm_direct.h).
+// brings the next. Up to 32 rows leave quantised weights out of LDS where they can (gemm_direct.h),
+// and up to 64 do on Hopper GPUs (gemm_few_rows.h).
 // Compiled once per format.
 #include "rf/expert_matrices.h"
 #include "rf/gemm_block.h"
 #include "rf/gemm_direct.h"
+#include "rf/gemm_few_rows.h"
 #include "rf/gemm_tiles.h"
 #include "rf/groups.h"
 
@@ -134,14 +136,32 @@ class Gemm {
 
 template <class Format, int kTileRows>
 inline constexpr bool kIsDirect = kTileRows == 32 && Mma::kDirectWaves > 0 && Quantised<Format>;
+
+// Whether four waves together multiply: gemm_few_rows.h. A format that names its blocks does not,
+// with up to 32 rows: its matrices are those of experts with a few rows each, which more blocks of
+// fewer waves were measured to do faster.
+#if RF_WARPGROUPS
 template <class Format, int kTileRows>
-inline constexpr int kThreadsFor =
-    (kIsDirect<Format, kTileRows> ? Mma::kDirectWaves : kGemmWaves) * kWave;
+inline constexpr bool kUsesWarpgroups =
+    kTileRows == 64 ? Quantised<Format>
+                    : kIsDirect<Format, kTileRows> && !requires { Format::kDirectBlocks; };
+#else
+template <class Format, int kTileRows>
+inline constexpr bool kUsesWarpgroups = false;
+inline constexpr int kFewRowsWaves = 0, kFewRowsBlocks = 0;
+#endif
+
+template <class Format, int kTileRows>
+inline constexpr int kThreadsFor = kWave * (kUsesWarpgroups<Format, kTileRows> ? kFewRowsWaves
+                                            : kIsDirect<Format, kTileRows>     ? Mma::kDirectWaves
+                                                                               : kGemmWaves);
 
 // Blocks that a multiprocessor shall have registers for, on NVIDIA GPUs; 0: as the compiler likes.
 template <class Format, int kTileRows>
 constexpr int blocks_for() {
-  if constexpr (kIsDirect<Format, kTileRows> && requires { Format::kDirectBlocks; }) {
+  if constexpr (kUsesWarpgroups<Format, kTileRows>) {
+    return kFewRowsBlocks;
+  } else if constexpr (kIsDirect<Format, kTileRows> && requires { Format::kDirectBlocks; }) {
     return Format::kDirectBlocks;
   }
   return 0;
@@ -150,6 +170,12 @@ constexpr int blocks_for() {
 template <class Format, int kTileRows>
 __device__ __forceinline__ void gemm(const GemmArguments& arguments) {
   prepare<Format>();
+#if RF_WARPGROUPS
+  if constexpr (kUsesWarpgroups<Format, kTileRows>) {
+    few_rows_gemm<Format, kTileRows>(arguments);
+    return;
+  }
+#endif
   if constexpr (kIsDirect<Format, kTileRows>) {
     direct_gemm<Format>(arguments);
   } else {

@@ -251,7 +251,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             "read what the prompts of several sequences have in common once in a decode step; auto "
             "= where the step then reads at most half as much of the KV cache"
         ),
-    ] = "auto"
+    ] = "off"
     device_experts: Annotated[
         Annotated[float, Meta(ge=0, le=1)] | None,
         _about(

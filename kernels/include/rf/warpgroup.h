@@ -44,6 +44,14 @@ __device__ __forceinline__ uint64_t descriptor(const void* tile, uint64_t next) 
   const auto address = reinterpret_cast<uint64_t>((Lds)tile);
   return (address >> 4 & 0x3fff) | next >> 4 << 16 | kEightRows >> 4 << 32 | kSwizzle << 62;
 }
+// Describes a tile in LDS whose chunks of 16 bytes, eight halves of a row, lie side by side in the
+// order of the rows; the next eight halves of the rows are `next` bytes further.
+__device__ __forceinline__ uint64_t plain_descriptor(const void* tile, uint64_t next) {
+  constexpr uint64_t kEightRows = 8 * 16;
+  using Lds = const __attribute__((address_space(3))) void*;
+  const auto address = reinterpret_cast<uint64_t>((Lds)tile);
+  return (address >> 4 & 0x3fff) | next >> 4 << 16 | kEightRows >> 4 << 32;
+}
 // `descriptor` of what lies so many bytes behind its tile.
 __device__ __forceinline__ uint64_t behind(uint64_t descriptor, int bytes) {
   return descriptor + bytes / 16;
@@ -63,6 +71,8 @@ __device__ __forceinline__ uint64_t behind(uint64_t descriptor, int bytes) {
   "%97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, "     \
   "%111, %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, "  \
   "%125, %126, %127"
+#define RF_REGISTERS_8 "%0, %1, %2, %3, %4, %5, %6, %7"
+#define RF_REGISTERS_16 RF_REGISTERS_8 ", %8, %9, %10, %11, %12, %13, %14, %15"
 #define RF_EIGHT(i)                                                                               \
   "+f"(sums[i].value[0]), "+f"(sums[i].value[1]), "+f"(sums[i].value[2]), "+f"(sums[i].value[3]), \
       "+f"(sums[i].value[4]), "+f"(sums[i].value[5]), "+f"(sums[i].value[6]),                     \
@@ -73,8 +83,22 @@ __device__ __forceinline__ uint64_t behind(uint64_t descriptor, int bytes) {
 template <bool kAdd = true, bool kTransposed = false, int kTiles>
 __device__ __forceinline__ void multiply(Mma::Acc (&sums)[kTiles], const uint32_t (&a)[4],
                                          uint64_t b) {
-  static_assert(kTiles == 4 || kTiles == 8 || kTiles == 16);
-  if constexpr (kTiles == 16) {
+  static_assert(kTiles <= 16 && (kTiles & (kTiles - 1)) == 0);
+  if constexpr (kTiles == 1) {
+    asm volatile("wgmma.mma_async.sync.aligned.m64n16k16.f32.f16.f16 {" RF_REGISTERS_8
+                 "}, {%8, %9, %10, %11}, %12, %13, 1, 1, %14;"
+                 : RF_EIGHT(0)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(kAdd ? 1 : 0),
+                   "n"(kTransposed ? 1 : 0)
+                 : "memory");
+  } else if constexpr (kTiles == 2) {
+    asm volatile("wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 {" RF_REGISTERS_16
+                 "}, {%16, %17, %18, %19}, %20, %21, 1, 1, %22;"
+                 : RF_EIGHT(0), RF_EIGHT(1)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(kAdd ? 1 : 0),
+                   "n"(kTransposed ? 1 : 0)
+                 : "memory");
+  } else if constexpr (kTiles == 16) {
     asm volatile("wgmma.mma_async.sync.aligned.m64n256k16.f32.f16.f16 {" RF_REGISTERS_128
                  "}, {%128, %129, %130, %131}, %132, %133, 1, 1, %134;"
                  : RF_EIGHT(0), RF_EIGHT(1), RF_EIGHT(2), RF_EIGHT(3), RF_EIGHT(4), RF_EIGHT(5),
@@ -123,6 +147,8 @@ __device__ __forceinline__ void receive(Mma::Acc (&sums)[kTiles]) {
 #undef RF_FROM_32
 #undef RF_REGISTERS_64
 #undef RF_REGISTERS_128
+#undef RF_REGISTERS_8
+#undef RF_REGISTERS_16
 #undef RF_EIGHT
 
 }  // namespace warpgroup
