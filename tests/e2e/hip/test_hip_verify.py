@@ -137,6 +137,7 @@ PLANTED = (
     ("normed gemv", "rf_gemv_norm_*"),
     ("deferred norm", "rf_gemv_deferred"),
     ("deferred norm", "rf_gemv_deferred_mixed"),
+    ("deferred norm", "rf_gemv_deferred_gated"),
     ("hosted experts", "rf_fetch_experts"),
     ("gated gemm", "rf_repack_*"),
     ("split gemm", "rf_gemm_sum"),
