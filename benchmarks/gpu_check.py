@@ -24,6 +24,7 @@ from rocmforge.backend.protocol import LoadOptions, Runner, StepInput
 from rocmforge.backend.windows import with_windows
 from rocmforge.checkpoint.cache_types import KvDtype
 from rocmforge_hip.backend import create
+from rocmforge_hip.ops.step import VARIANTS
 from tests.backend.driving import Chunk, Driver, Want, make_step, with_states
 from tests.support.loading import load_file
 
@@ -47,7 +48,7 @@ def main() -> int:
     parser.add_argument("--kv-dtype", choices=("auto", "f16", "int8", "k8v4"), default="auto")
     parser.add_argument(
         "--decode-variant",
-        choices=("auto", "plain", "fused", "rounded", "fewest", "deferred"),
+        choices=("auto", *VARIANTS),
         default="auto",
     )
     parser.add_argument("--graphs", choices=("auto", "on", "off"), default="auto")

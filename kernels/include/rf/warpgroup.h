@@ -35,48 +35,68 @@ __device__ __forceinline__ void publish() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
+// What descriptors share: where a tile lies, and the bytes to the next of its parts and from eight
+// rows to the next eight.
+__device__ __forceinline__ uint64_t described(const void* tile, uint64_t next,
+                                              uint64_t eight_rows) {
+  using Lds = const __attribute__((address_space(3))) void*;
+  const auto address = reinterpret_cast<uint64_t>((Lds)tile);
+  return (address >> 4 & 0x3fff) | next >> 4 << 16 | eight_rows >> 4 << 32;
+}
 // Describes a tile in LDS, aligned to 1 KiB, of rows of 64 halves whose chunks of 16 bytes lie in
 // the order of the swizzle of 128 bytes. `next`: bytes from such a tile to that of the next 64
 // halves of its rows.
 __device__ __forceinline__ uint64_t descriptor(const void* tile, uint64_t next) {
-  constexpr uint64_t kEightRows = 8 * 128, kSwizzle = 1;
-  using Lds = const __attribute__((address_space(3))) void*;
-  const auto address = reinterpret_cast<uint64_t>((Lds)tile);
-  return (address >> 4 & 0x3fff) | next >> 4 << 16 | kEightRows >> 4 << 32 | kSwizzle << 62;
+  constexpr uint64_t kSwizzle = 1;
+  return described(tile, next, 8 * 128) | kSwizzle << 62;
 }
 // Describes a tile in LDS whose chunks of 16 bytes, eight halves of a row, lie side by side in the
 // order of the rows; the next eight halves of the rows are `next` bytes further.
 __device__ __forceinline__ uint64_t plain_descriptor(const void* tile, uint64_t next) {
-  constexpr uint64_t kEightRows = 8 * 16;
-  using Lds = const __attribute__((address_space(3))) void*;
-  const auto address = reinterpret_cast<uint64_t>((Lds)tile);
-  return (address >> 4 & 0x3fff) | next >> 4 << 16 | kEightRows >> 4 << 32;
+  return described(tile, next, 8 * 16);
 }
 // `descriptor` of what lies so many bytes behind its tile.
 __device__ __forceinline__ uint64_t behind(uint64_t descriptor, int bytes) {
   return descriptor + bytes / 16;
 }
 
-#define RF_REGISTERS_32                                                    \
-  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
-  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-#define RF_FROM_32                                                                   \
-  "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
-  "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-#define RF_REGISTERS_64 RF_REGISTERS_32 ", " RF_FROM_32
-#define RF_REGISTERS_128                                                                  \
-  RF_REGISTERS_64                                                                         \
-  ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "    \
-  "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, %96, " \
-  "%97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, "     \
-  "%111, %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, "  \
-  "%125, %126, %127"
 #define RF_REGISTERS_8 "%0, %1, %2, %3, %4, %5, %6, %7"
 #define RF_REGISTERS_16 RF_REGISTERS_8 ", %8, %9, %10, %11, %12, %13, %14, %15"
+#define RF_REGISTERS_32                                                           \
+  RF_REGISTERS_16                                                                 \
+  ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, " \
+  "%31"
+#define RF_REGISTERS_64                                                              \
+  RF_REGISTERS_32                                                                    \
+  ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47" \
+  ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define RF_REGISTERS_128                                                                     \
+  RF_REGISTERS_64                                                                            \
+  ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"         \
+  ", %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"         \
+  ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, " \
+  "%111"                                                                                     \
+  ", %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, "   \
+  "%126, %127"
 #define RF_EIGHT(i)                                                                               \
   "+f"(sums[i].value[0]), "+f"(sums[i].value[1]), "+f"(sums[i].value[2]), "+f"(sums[i].value[3]), \
       "+f"(sums[i].value[4]), "+f"(sums[i].value[5]), "+f"(sums[i].value[6]),                     \
       "+f"(sums[i].value[7])
+#define RF_16 RF_EIGHT(0)
+#define RF_32 RF_16, RF_EIGHT(1)
+#define RF_64 RF_32, RF_EIGHT(2), RF_EIGHT(3)
+#define RF_128 RF_64, RF_EIGHT(4), RF_EIGHT(5), RF_EIGHT(6), RF_EIGHT(7)
+#define RF_256                                                                              \
+  RF_128, RF_EIGHT(8), RF_EIGHT(9), RF_EIGHT(10), RF_EIGHT(11), RF_EIGHT(12), RF_EIGHT(13), \
+      RF_EIGHT(14), RF_EIGHT(15)
+// The instruction for so many columns, with half as many registers of sums.
+#define RF_MULTIPLY(columns, registers)                                                      \
+  asm volatile("wgmma.mma_async.sync.aligned.m64n" #columns "k16.f32.f16.f16 {" registers    \
+               "}, {%[a0], %[a1], %[a2], %[a3]}, %[b], %[add], 1, 1, %[transposed];"         \
+               : RF_##columns                                                                \
+               : [a0] "r"(a[0]), [a1] "r"(a[1]), [a2] "r"(a[2]), [a3] "r"(a[3]), [b] "l"(b), \
+                 [add] "n"(kAdd ? 1 : 0), [transposed] "n"(kTransposed ? 1 : 0)              \
+               : "memory")
 
 // Begins sums += a b, or sums = a b; sums[i] has columns 16 i to 16 i + 15. kTransposed: B lies in
 // LDS with its columns side by side.
@@ -85,43 +105,15 @@ __device__ __forceinline__ void multiply(Mma::Acc (&sums)[kTiles], const uint32_
                                          uint64_t b) {
   static_assert(kTiles <= 16 && (kTiles & (kTiles - 1)) == 0);
   if constexpr (kTiles == 1) {
-    asm volatile("wgmma.mma_async.sync.aligned.m64n16k16.f32.f16.f16 {" RF_REGISTERS_8
-                 "}, {%8, %9, %10, %11}, %12, %13, 1, 1, %14;"
-                 : RF_EIGHT(0)
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(kAdd ? 1 : 0),
-                   "n"(kTransposed ? 1 : 0)
-                 : "memory");
+    RF_MULTIPLY(16, RF_REGISTERS_8);
   } else if constexpr (kTiles == 2) {
-    asm volatile("wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 {" RF_REGISTERS_16
-                 "}, {%16, %17, %18, %19}, %20, %21, 1, 1, %22;"
-                 : RF_EIGHT(0), RF_EIGHT(1)
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(kAdd ? 1 : 0),
-                   "n"(kTransposed ? 1 : 0)
-                 : "memory");
-  } else if constexpr (kTiles == 16) {
-    asm volatile("wgmma.mma_async.sync.aligned.m64n256k16.f32.f16.f16 {" RF_REGISTERS_128
-                 "}, {%128, %129, %130, %131}, %132, %133, 1, 1, %134;"
-                 : RF_EIGHT(0), RF_EIGHT(1), RF_EIGHT(2), RF_EIGHT(3), RF_EIGHT(4), RF_EIGHT(5),
-                   RF_EIGHT(6), RF_EIGHT(7), RF_EIGHT(8), RF_EIGHT(9), RF_EIGHT(10), RF_EIGHT(11),
-                   RF_EIGHT(12), RF_EIGHT(13), RF_EIGHT(14), RF_EIGHT(15)
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(kAdd ? 1 : 0),
-                   "n"(kTransposed ? 1 : 0)
-                 : "memory");
+    RF_MULTIPLY(32, RF_REGISTERS_16);
+  } else if constexpr (kTiles == 4) {
+    RF_MULTIPLY(64, RF_REGISTERS_32);
   } else if constexpr (kTiles == 8) {
-    asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {" RF_REGISTERS_64
-                 "}, {%64, %65, %66, %67}, %68, %69, 1, 1, %70;"
-                 : RF_EIGHT(0), RF_EIGHT(1), RF_EIGHT(2), RF_EIGHT(3), RF_EIGHT(4), RF_EIGHT(5),
-                   RF_EIGHT(6), RF_EIGHT(7)
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(kAdd ? 1 : 0),
-                   "n"(kTransposed ? 1 : 0)
-                 : "memory");
+    RF_MULTIPLY(128, RF_REGISTERS_64);
   } else {
-    asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {" RF_REGISTERS_32
-                 "}, {%32, %33, %34, %35}, %36, %37, 1, 1, %38;"
-                 : RF_EIGHT(0), RF_EIGHT(1), RF_EIGHT(2), RF_EIGHT(3)
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(kAdd ? 1 : 0),
-                   "n"(kTransposed ? 1 : 0)
-                 : "memory");
+    RF_MULTIPLY(256, RF_REGISTERS_128);
   }
 }
 
@@ -131,7 +123,7 @@ __device__ __forceinline__ void multiply(Mma::Acc (&sums)[kTiles], uint64_t a, u
   static_assert(kTiles == 4);
   asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {" RF_REGISTERS_32
                "}, %32, %33, %34, 1, 1, 0, 0;"
-               : RF_EIGHT(0), RF_EIGHT(1), RF_EIGHT(2), RF_EIGHT(3)
+               : RF_64
                : "l"(a), "l"(b), "n"(kAdd ? 1 : 0)
                : "memory");
 }
@@ -143,12 +135,17 @@ __device__ __forceinline__ void receive(Mma::Acc (&sums)[kTiles]) {
   for (int i = 0; i < kTiles; ++i) asm volatile("" : RF_EIGHT(i)::"memory");
 }
 
-#undef RF_REGISTERS_32
-#undef RF_FROM_32
-#undef RF_REGISTERS_64
-#undef RF_REGISTERS_128
 #undef RF_REGISTERS_8
 #undef RF_REGISTERS_16
+#undef RF_REGISTERS_32
+#undef RF_REGISTERS_64
+#undef RF_REGISTERS_128
+#undef RF_16
+#undef RF_32
+#undef RF_64
+#undef RF_128
+#undef RF_256
+#undef RF_MULTIPLY
 #undef RF_EIGHT
 
 }  // namespace warpgroup

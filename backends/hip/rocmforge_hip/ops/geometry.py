@@ -176,18 +176,17 @@ class Geometry:
                 its blocks need no more rounds than others do.
         """
         shape = _gemm(self.compute_units, rows, stored_rows, quant_blocks)
-        if not has_wide or quant_blocks % _WIDE_STEP:
+        least = self.least_wide_rows or _LEAST_WIDE_ROWS
+        if not has_wide or quant_blocks % _WIDE_STEP or rows < least:
             return shape
         columns = ceil_div(stored_rows, GEMM_COLUMNS)
         rounds = ceil_div(ceil_div(rows, WIDE_GEMM_ROWS) * columns, self.compute_units)
         blocks = ceil_div(rows, shape.tile_rows) * columns * shape.splits
         at_once = _GEMM_BLOCKS_PER_CU[shape.tile_rows] * self.compute_units
         fits = rounds * shape.splits <= ceil_div(blocks, at_once)
-        if self.least_wide_rows:
-            fits = rows >= self.least_wide_rows
-        elif rows < _LEAST_WIDE_ROWS:
-            fits = False
-        return GemmShape(WIDE_GEMM_ROWS, 1, quant_blocks) if fits else shape
+        if not (fits or self.least_wide_rows):
+            return shape
+        return GemmShape(WIDE_GEMM_ROWS, 1, quant_blocks)
 
     def matrix_threads(self, stored_rows: int, block_size: int) -> int:
         """Returns the threads of a block of 16 stored rows: so many that waves fill the device.

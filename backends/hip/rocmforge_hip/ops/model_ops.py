@@ -29,7 +29,7 @@ from rocmforge_hip.ops.experts.pairs import PairKernels
 from rocmforge_hip.ops.experts.routing import RouteKernels, UnmadeSum
 from rocmforge_hip.ops.full_attention import FullAttention
 from rocmforge_hip.ops.geometry import Geometry, groups_experts
-from rocmforge_hip.ops.linear.mixed_gemv import NormLater, UnmadeProduct
+from rocmforge_hip.ops.linear.mixed_gemv import UnmadeProduct, is_norm_later
 from rocmforge_hip.ops.linear.products import GATES, LinearKernels
 from rocmforge_hip.ops.lora import DeviceAdapters, Lora
 from rocmforge_hip.ops.operands import empty, f16_of, f32_of, optional_vector, part_of
@@ -302,8 +302,8 @@ class HipOps:
 
     def _complete(self, x: Activation) -> Activation:
         """Returns the activation, made now if it is a norm that was left for who reads it."""
-        if isinstance(x, NormLater) and x.squares is not None:
-            x.f32, x.squares = x.arrays.float32(x.rows, x.features), None
+        if is_norm_later(x):
+            x.f32, x.is_made = x.arrays.float32(x.rows, x.features), True
             self._norms.norm(x.residual, x.weight, None, x)
         return x
 

@@ -16,8 +16,9 @@ from rocmforge.models.blocks import ModelWeights
 from rocmforge.models.config import ActivationFunction
 from rocmforge.models.weights import present
 from rocmforge_hip.device.constants import QUANT_BLOCK
+from rocmforge_hip.ops.activations import Activation
 from rocmforge_hip.ops.geometry import MAX_GEMV_ROWS
-from rocmforge_hip.ops.step import VARIANTS
+from rocmforge_hip.ops.step import VARIANTS, DeviceStep
 from rocmforge_hip.verify import oracle
 from rocmforge_hip.verify.cases import Array, Case, Group, error, values_of
 from rocmforge_hip.verify.rows import int8_error, random_values
@@ -253,12 +254,30 @@ def _rounded(bench: Workbench, rows: int) -> float:
 
 def _normed(bench: Workbench, rows: int) -> float:
     """Returns the error of a product that its own launch adds to the residual and norms."""
-    layer, on_device = bench.weights.layers[0], bench.model.weights.layers[0]
-    own, there = present(layer.attention), present(on_device.attention)
-    values = exact_activation(rows, own.output.shape[1])
     # No two cases share values, so that what an earlier one has left is wrong.
     old = random_values(rows + 20, bench.config.hidden_size)[:rows]
     step = replace(bench.step([(rows, rows, [])]), variant=VARIANTS["fewest"])
+    wrong, want, normed = _added(bench, step, exact_activation(rows, _attended(bench)), old)
+    weight = values_of(present(bench.weights.layers[0].feed_forward_norm))
+    norm = oracle.rms_norm(want, weight, bench.config.norm_eps)
+    return max(wrong, error(bench.result(normed), norm))
+
+
+def _attended(bench: Workbench) -> int:
+    """Returns the columns of what attention gives."""
+    return present(bench.weights.layers[0].attention).output.shape[1]
+
+
+def _added(
+    bench: Workbench, step: DeviceStep, values: Array, old: Array
+) -> tuple[float, npt.NDArray[np.float64], Activation]:
+    """Adds the product of attention's result to a residual, and norms the sum.
+
+    Returns:
+        The error of the sum, what it should be, and the norm.
+    """
+    layer, on_device = bench.weights.layers[0], bench.model.weights.layers[0]
+    own, there = present(layer.attention), present(on_device.attention)
     x, ops = bench.activation(bench.model.arena.attended, values), bench.model.ops
     delta = ops.linear(step, x, there.output, there.output_bias)
     residual = bench.activation(bench.residual, old)
@@ -266,32 +285,22 @@ def _normed(bench: Workbench, rows: int) -> float:
     total, normed = ops.add_norm(residual, delta, on_device.feed_forward_norm, None)
     wide, weight = values.astype(np.float64), values_of(own.output)
     want = old + wide @ weight.T + values_of(own.output_bias)
-    norm = oracle.rms_norm(want, values_of(present(layer.feed_forward_norm)), bench.config.norm_eps)
     sizes = np.abs(old) + np.abs(wide) @ np.abs(weight).T
-    return max(error(bench.result(total), want, sizes), error(bench.result(normed), norm))
+    return error(bench.result(total), want, sizes), want, normed
 
 
 def _deferred(bench: Workbench) -> float:
     """Returns the error of a product added to the residual, and of what reads the sum's norm."""
-    layer, on_device = bench.weights.layers[0], bench.model.weights.layers[0]
-    own, there = present(layer.attention), present(on_device.attention)
-    values = exact_activation(1, own.output.shape[1]) / np.float32(4)
+    values = exact_activation(1, _attended(bench)) / np.float32(4)
     old = random_values(40, bench.config.hidden_size)[39:]
     step = replace(bench.step([(1, 1, [])]), variant=VARIANTS["deferred"])
-    x, ops = bench.activation(bench.model.arena.attended, values), bench.model.ops
-    delta = ops.linear(step, x, there.output, there.output_bias)
-    residual = bench.activation(bench.residual, old)
-    assert on_device.feed_forward_norm is not None
-    total, normed = ops.add_norm(residual, delta, on_device.feed_forward_norm, None)
-    wide, weight = values.astype(np.float64), values_of(own.output)
-    want = old + wide @ weight.T + values_of(own.output_bias)
-    sizes = np.abs(old) + np.abs(wide) @ np.abs(weight).T
-    norm = values_of(present(layer.feed_forward_norm))
+    wrong, want, normed = _added(bench, step, values, old)
+    ops, norm = bench.model.ops, values_of(present(bench.weights.layers[0].feed_forward_norm))
     codes = int8_error(bench, normed, want * norm)
     products = ops.qkv(step, normed, *query_key_value(bench.model.weights))
     read = oracle.rms_norm(want, norm, bench.config.norm_eps)
     largest = np.abs(read.reshape(-1, QUANT_BLOCK)).max(axis=1).repeat(QUANT_BLOCK)
-    errors = [error(bench.result(total), want, sizes), codes]
+    errors = [wrong, codes]
     matrices, biases = query_key_value(bench.weights)
     for product, matrix, bias in zip(products, matrices, biases, strict=True):
         weights = values_of(matrix)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeGuard
 
 from rocmforge_hip.device.constants import QUANT_BLOCK
 from rocmforge_hip.device.kernel import Kernel
@@ -29,7 +29,7 @@ from rocmforge_hip.weights.formats import FORMAT_NUMBERS, FORMATS, Matrix, Matri
 
 MOST_MIXED: Final = 3  # matrices of one launch
 _ENOUGH_WAVES: Final = 8  # on a compute unit
-_TILES_AT_ONCE: Final = 2  # of a block that leaves a norm for later
+_TILES_AT_ONCE: Final = QUANT_BLOCK // GEMV_OUTPUTS  # of a block that leaves a norm for later
 
 
 class _Factor(NamedTuple):
@@ -65,13 +65,14 @@ class NormLater(Activation):
 
     residual: Activation  # what is normed
     weight: Weight
-    squares: DeviceArray | None  # float32 [rows, features / QUANT_BLOCK]; None: it is made
+    squares: DeviceArray  # float32 [rows, features / QUANT_BLOCK]
     eps: float
+    is_made: bool = False
 
 
-def is_norm_later(x: Activation) -> bool:
+def is_norm_later(x: Activation) -> TypeGuard[NormLater]:
     """Returns whether this is a norm that nobody has made yet."""
-    return isinstance(x, NormLater) and x.squares is not None
+    return isinstance(x, NormLater) and not x.is_made
 
 
 class MixedGemvKernels:
@@ -151,7 +152,7 @@ class MixedGemvKernels:
         stored_rows = sum(matrix.stored_rows for matrix in results)
         quant_blocks = x.features // QUANT_BLOCK
         launched = (stored_rows // GEMV_OUTPUTS, 1, 1), gemv_threads(quant_blocks)
-        if isinstance(x, NormLater) and x.squares is not None:
+        if is_norm_later(x):
             assert self._completing is not None
             self._completing[0].launch(
                 *launched,
@@ -186,7 +187,7 @@ class MixedGemvKernels:
         self._forms.give_int8(out)
         q, scale = self._forms.int8(x)
         launched = (matrix.out_features // QUANT_BLOCK, 1, 1), gemv_threads(matrix.quant_blocks)
-        if isinstance(x, NormLater) and x.squares is not None:
+        if is_norm_later(x):
             assert self._completing is not None
             self._completing[1].launch(
                 *launched,
