@@ -25,9 +25,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
+from typing import get_args
 
 from rocmforge.backend import registry
 from rocmforge.backend.protocol import LoadOptions, Runner, StepInput, StepOutput
+from rocmforge.choices import ActivationBits
 from rocmforge.engine.core import EngineCore
 from rocmforge.engine.draft.draft_memory import draft_options
 from rocmforge.engine.ipc.params import GenerateRequest, SamplingParams
@@ -86,7 +88,7 @@ def main() -> None:
     )
     parser.add_argument("--backend", default="hip")
     parser.add_argument("--tensor-parallel", type=int, default=1)
-    parser.add_argument("--activation-bits", choices=("auto", "8", "16"), default="auto")
+    parser.add_argument("--activation-bits", choices=get_args(ActivationBits), default="auto")
     parser.add_argument("--clock", choices=("wall", "cpu"), default="wall")
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 4, 16])
     parser.add_argument("--drafts", type=int, default=5, help="draft tokens of a step at most")

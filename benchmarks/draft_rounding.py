@@ -12,12 +12,14 @@ from __future__ import annotations
 import argparse
 from contextlib import closing
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from rocmforge.backend import registry
 from rocmforge.backend.protocol import Int32Array, LoadOptions
+from rocmforge.choices import ActivationBits
 from tests.backend.driving import Driver
 from tests.support.forced import Forcing, Rows
 from tests.support.loading import load_file
@@ -37,7 +39,9 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=8)
     parser.add_argument("--drafts", type=int, default=7, help="draft tokens of a step")
     parser.add_argument("--tokens", type=int, default=256, help="of each stream")
-    parser.add_argument("--activation-bits", nargs="+", choices=("auto", "8", "16"), default=["8"])
+    parser.add_argument(
+        "--activation-bits", nargs="+", choices=get_args(ActivationBits), default=["8"]
+    )
     parser.add_argument("--decode-variant", choices=("plain", "fused", "fewest"), default="plain")
     arguments = parser.parse_args()
     for bits in arguments.activation_bits:

@@ -16,15 +16,15 @@ import time
 from collections.abc import Iterable, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 
 from rocmforge.backend.protocol import LoadOptions, Runner, StepInput
 from rocmforge.backend.windows import with_windows
-from rocmforge.checkpoint.cache_types import KvDtype
+from rocmforge.checkpoint.cache_types import CACHE_TYPES, KvDtype
+from rocmforge.choices import ActivationBits, DecodeVariant, Switch
 from rocmforge_hip.backend import create
-from rocmforge_hip.ops.step import VARIANTS
 from tests.backend.driving import Chunk, Driver, Want, make_step, with_states
 from tests.support.loading import load_file
 
@@ -44,14 +44,14 @@ def main() -> int:
     parser.add_argument("--context", type=int, default=4608)
     parser.add_argument("--steps", type=int, default=64, help="decode steps of a measurement")
     parser.add_argument("--long", type=int, default=0, help="tokens of a prompt taken in chunks")
-    parser.add_argument("--activation-bits", choices=("auto", "8", "16"), default="auto")
-    parser.add_argument("--kv-dtype", choices=("auto", "f16", "int8", "k8v4"), default="auto")
+    parser.add_argument("--activation-bits", choices=get_args(ActivationBits), default="auto")
+    parser.add_argument("--kv-dtype", choices=("auto", *CACHE_TYPES), default="auto")
     parser.add_argument(
         "--decode-variant",
-        choices=("auto", *VARIANTS),
+        choices=get_args(DecodeVariant),
         default="auto",
     )
-    parser.add_argument("--graphs", choices=("auto", "on", "off"), default="auto")
+    parser.add_argument("--graphs", choices=get_args(Switch), default="auto")
     parser.add_argument(
         "--keep-windows", action="store_true", help="keep what windows have left behind"
     )
@@ -87,10 +87,10 @@ def load_runner(
     sequences: int,
     context: int,
     devices: int = 1,
-    activation_bits: Literal["auto", "8", "16"] = "auto",
+    activation_bits: ActivationBits = "auto",
     kv_dtype: Literal["auto", KvDtype] = "auto",
-    decode_variant: Literal["auto", "plain", "fused", "rounded", "fewest", "deferred"] = "auto",
-    graphs: Literal["auto", "on", "off"] = "auto",
+    decode_variant: DecodeVariant = "auto",
+    graphs: Switch = "auto",
     *,
     releases_windows: bool = False,
 ) -> Runner:

@@ -96,7 +96,7 @@ def read_heads(group: str) -> tuple[HeadSize, ...]:
     declared = runpy.run_path(str(HEADS_FILE))
     groups: dict[str, tuple[HeadSize, ...]] = {
         "cached": declared["CACHED_HEADS"],
-        "teams": tuple(head for head in declared["CACHED_HEADS"] if head.has_teams),
+        "teams": tuple(head for head in declared["CACHED_HEADS"] if head.is_common),
         "full": declared["FULL_HEADS"],
     }
     if group not in groups:
@@ -131,9 +131,9 @@ def _source(
         "{format}": [format.name for format in chosen],
         "{head}": [head.name for head in heads],
         "{head_group}": [f"{head.name}_g{group}" for head in heads for group in head.groups],
-        "{k8v4_head}": [head.name for head in heads if head.packs_values],
+        "{k8v4_head}": [head.name for head in heads if head.is_common],
         "{k8v4_head_group}": [
-            f"{head.name}_g{group}" for head in heads if head.packs_values for group in head.groups
+            f"{head.name}_g{group}" for head in heads if head.is_common for group in head.groups
         ],
     }
     for word, names in words.items():
@@ -189,7 +189,7 @@ def _head_defines(head: HeadSize) -> tuple[str, ...]:
         f"RF_VALUE_DIM={head.value_dim}",
         f"RF_VALUES_IN_KEYS={'true' if head.values_in_keys else 'false'}",
         f"RF_GROUPS(X)={groups}",
-        f"RF_PACKS_VALUES={int(head.packs_values)}",
+        f"RF_PACKS_VALUES={int(head.is_common)}",
     )
 
 

@@ -21,6 +21,7 @@ import msgspec
 from msgspec import Meta
 
 from rocmforge.checkpoint.cache_types import KvDtype
+from rocmforge.choices import ActivationBits, DecodeVariant, Switch
 from rocmforge.errors import ConfigurationError
 from rocmforge.expected import did_you_mean, expected
 from rocmforge.logs import LogFormat
@@ -228,25 +229,25 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         _about("type of the KV cache; k8v4 has keys in int8 and values in four bits"),
     ] = "auto"
     activation_bits: Annotated[
-        Literal["auto", "8", "16"],
+        ActivationBits,
         _about("bits of activations that are multiplied with quantised weights in decode"),
     ] = "auto"
     graphs: Annotated[
-        Literal["auto", "on", "off"],
+        Switch,
         _about(
             "captured graphs for decode steps; auto = if a check at load finds that they give "
             "what plain launches do"
         ),
     ] = "auto"
     decode_variant: Annotated[
-        Literal["auto", "plain", "fused", "rounded", "fewest", "deferred"],
+        DecodeVariant,
         _about(
             "kernels of decode steps: many short ones, or few that do more; auto = what is "
             "measured to be faster at load"
         ),
     ] = "auto"
     shared_prefix: Annotated[
-        Literal["auto", "on", "off"],
+        Switch,
         _about(
             "read what the prompts of several sequences have in common once in a decode step; auto "
             "= where the step then reads at most half as much of the KV cache"

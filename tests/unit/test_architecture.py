@@ -48,7 +48,7 @@ LAYERS = (
     ("rocmforge.served_models",),
     ("rocmforge.settings", "rocmforge.logs", "rocmforge.sensors"),
     ("rocmforge.checkpoint",),
-    ("rocmforge.expected", "rocmforge.sizes"),
+    ("rocmforge.choices", "rocmforge.expected", "rocmforge.sizes"),
     ("rocmforge.errors", "rocmforge"),
 )
 
@@ -56,6 +56,7 @@ LAYERS = (
 BACKEND_MAY_IMPORT = (
     "rocmforge.backend",
     "rocmforge.checkpoint",
+    "rocmforge.choices",
     "rocmforge.logits",
     "rocmforge.models",
     "rocmforge.errors",

@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rocmforge.checkpoint.cache_types import KvDtype
+from rocmforge.choices import ActivationBits, DecodeVariant, Switch
 from rocmforge.models.checkpoint import Checkpoint
 from rocmforge.models.config import ModelConfig
 from rocmforge.models.lora import AdapterSpec
@@ -314,19 +315,17 @@ class LoadOptions:
     tensor_parallel: int = 1  # devices that share each layer; `device` then lists as many
     adapters: tuple[AdapterSpec, ...] = ()
     memory_share: float = 1.0  # of the device's whole memory; other models may have the rest
-    # Kept of activations that are rounded to meet quantised weights; auto = the backend's choice.
-    activation_bits: Literal["auto", "8", "16"] = "auto"
+    activation_bits: ActivationBits = "auto"
     draft_tokens: int = 0  # that a step checks of one sequence, as a rule: room for their speed
     # Captured graphs of decode steps, where there are any; auto = if a check at load allows it.
-    graphs: Literal["auto", "on", "off"] = "on"
+    graphs: Switch = "on"
     # To which `max_context` may be lowered if it does not fit; None = it may not. A backend sees
     # None: `engine.context` settles it before.
     least_context: int | None = None
-    # Kernels of decode steps, where there is a choice; auto = what is measured to be faster.
-    decode_variant: Literal["auto", "plain", "fused", "rounded", "fewest", "deferred"] = "plain"
+    decode_variant: DecodeVariant = "plain"
     # Whether decodes that share the first blocks of the cache read them once; auto = where a step
     # then reads at most half as much of the cache.
-    shared_prefix: Literal["auto", "on", "off"] = "off"
+    shared_prefix: Switch = "off"
     # Share of each layer's experts that the device holds, while all are in the host's memory;
     # None = all of them if they fit, or else as many as do.
     device_experts: float | None = None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 import numpy as np
 import pytest
@@ -11,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocmforge.backend.protocol import Int32Array
+from rocmforge.choices import Switch
 from rocmforge_hip.run.teams import LEAST_SHARED, TeamFinder, Teams, form_teams
 
 BLOCK = 32
@@ -124,9 +124,7 @@ def test_whatever_blocks_there_are_members_share_what_is_said(
     ("mode", "others", "has_teams"),
     [("auto", 0, True), ("auto", 1, False), ("on", 1, True), ("off", 0, False)],
 )
-def test_auto_wants_half_as_much_to_read(
-    mode: Literal["auto", "on", "off"], others: int, has_teams: bool
-) -> None:
+def test_auto_wants_half_as_much_to_read(mode: Switch, others: int, has_teams: bool) -> None:
     """Three sequences share nearly all they have; another one as long shares nothing."""
     count = len(FRONT)
     rows = [[*FRONT, n] for n in range(3)] + [list(range(100, 101 + count))] * others

@@ -37,15 +37,11 @@ class HeadSize:
         return self.key_dim == self.value_dim
 
     @property
-    def packs_values(self) -> bool:
-        """Whether there are kernels for values of four bits, with keys in int8."""
-        return self.is_even and self.key_dim in (64, 128)
+    def is_common(self) -> bool:
+        """Whether most models have it, so that there are kernels of every kind.
 
-    @property
-    def has_teams(self) -> bool:
-        """Whether there are kernels that read once what sequences share at their fronts.
-
-        With caches of either type but k8v4.
+        Others have neither those for values of four bits (k8v4), nor those that read once what
+        sequences share at their fronts, from caches of any type but k8v4.
         """
         return self.is_even and self.key_dim in (64, 128)
 

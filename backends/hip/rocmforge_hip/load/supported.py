@@ -59,7 +59,7 @@ def check_packed_values(config: ModelConfig) -> None:
     Raises:
         ConfigurationError: Names what there are no kernels for, and another type of cache.
     """
-    sizes = [head for head in CACHED_HEADS if head.packs_values]
+    sizes = [head for head in CACHED_HEADS if head.is_common]
     for layer in config.layers:
         if not layer.num_heads:
             continue

@@ -101,7 +101,7 @@ def reads_in_teams(layer: LayerConfig) -> bool:
     """Returns whether sequences may read what they share of a layer's cache once, if not k8v4."""
     head = _head_of(layer)
     # A window leaves the front of a context behind.
-    return head is not None and head.has_teams and layer.window is None
+    return head is not None and head.is_common and layer.window is None
 
 
 class _LayerKernels:

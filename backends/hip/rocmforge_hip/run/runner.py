@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final, Literal, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -26,6 +26,7 @@ from rocmforge.backend.protocol import (
     UInt32Array,
 )
 from rocmforge.backend.windows import WindowGroups, in_own_blocks
+from rocmforge.choices import Switch
 from rocmforge.errors import OutOfMemory
 from rocmforge.models.blocks import ModelWeights
 from rocmforge.models.config import ModelConfig
@@ -146,7 +147,7 @@ class HipRunner:
         *,
         replays: bool,
         windows: WindowGroups | None = None,
-        shared_prefix: Literal["auto", "on", "off"] = "off",
+        shared_prefix: Switch = "off",
     ) -> None:
         self._device = device
         self._open_model: Model | None = model

@@ -7,11 +7,12 @@ A prompt that many requests share lies in the cache once. Attention then reads i
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final
 
 import numpy as np
 
 from rocmforge.backend.protocol import Int32Array
+from rocmforge.choices import Switch
 from rocmforge_hip.device.constants import BLOCK_TOKENS
 
 LEAST_SHARED: Final = 512
@@ -88,7 +89,7 @@ class TeamFinder:
         most: Members of a team; 0 = no layer has teams.
     """
 
-    def __init__(self, mode: Literal["auto", "on", "off"], most: int) -> None:
+    def __init__(self, mode: Switch, most: int) -> None:
         self._mode = mode
         self._most = 0 if mode == "off" else most
         self.may_find: Final = self._most > 1

@@ -90,7 +90,7 @@ def groups() -> Iterator[Group]:
 
     for head in CACHED_HEADS:
         for kv_dtype in ("f16", "int8"):
-            if head.has_teams:  # three heads that share keys are in a group above
+            if head.is_common:  # three heads that share keys are in a group above
                 recipe = Recipe(
                     heads=6,
                     kv_heads=1,
@@ -104,7 +104,7 @@ def groups() -> Iterator[Group]:
 
     for head in CACHED_HEADS:
         for kv_heads in (2, 1):  # three or six heads of queries share one
-            if head.packs_values:
+            if head.is_common:
                 recipe = Recipe(
                     heads=6,
                     kv_heads=kv_heads,
@@ -196,7 +196,7 @@ def _group(recipe: Recipe) -> Group:
         Case("fused decode attention", name, _DECODE, _decode_fused),
         Case("prefill attention", name, PREFILL, _mixed),
     ]
-    if head.has_teams and recipe.window is None and recipe.kv_dtype != "k8v4":
+    if head.is_common and recipe.window is None and recipe.kv_dtype != "k8v4":
         cases.append(Case("decode attention in teams", name, _DECODE, _decode_teams))
     return Group(recipe, tuple(cases))
 
