@@ -18,7 +18,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from rocmforge import __version__, served_models, settings
+from rocmforge import __version__, served_models, setting_sources, settings
 from rocmforge.arguments import CommandParser, Parser, add_settings, given_settings
 from rocmforge.errors import ConfigurationError, RocmForgeError
 from rocmforge.logs import set_up_logging
@@ -66,14 +66,14 @@ HUB_NAME_HELP = (
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code."""
     parser = _parser()
-    if settings.is_completing():
+    if setting_sources.is_completing():
         import_module("rocmforge.completing").complete(parser)
     arguments = _parse(parser, argv)
     say: Callable[[str], None] = _say
     try:
         given = given_settings(arguments)
         command = _ALIASES.get(arguments.command, arguments.command)
-        configured = settings.load(given, arguments.config)
+        configured = setting_sources.load(given, arguments.config)
         _refuse_useless(command, arguments, given, configured)
         set_up_logging(configured.log_level, configured.log_format)
         if configured.log_format == "json":  # for programs that read nothing else

@@ -12,7 +12,8 @@ from msgspec import Meta
 
 from rocmforge.errors import ConfigurationError
 from rocmforge.expected import did_you_mean
-from rocmforge.settings import ALL, AUTO, NO_DRAFT_MODEL, PER_MODEL, Name, Settings, as_key, checked
+from rocmforge.setting_sources import ALL, as_key, checked
+from rocmforge.settings import AUTO, NO_DRAFT_MODEL, PER_MODEL, Name, Settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from rocmforge import __version__
-from rocmforge.settings import load as load_settings
+from rocmforge.setting_sources import load as load_settings
 from tests.docker.files import DOCKER, SETTINGS, load
 
 CHART = DOCKER / "helm"

@@ -10,7 +10,7 @@ import pytest
 
 from rocmforge.errors import BadAdapter, ConfigurationError
 from rocmforge.models.lora import AdapterSpec
-from rocmforge.settings import load
+from rocmforge.setting_sources import load
 from rocmforge.wiring import load_options, read_front
 from tests.data.models.tiny_adapters import TinyAdapter, write_adapter
 from tests.data.models.tiny_models import by_name, gguf_metadata, gguf_tensors

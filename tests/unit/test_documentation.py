@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from docs.tools import reference
-from rocmforge import settings
+from rocmforge import setting_sources, settings
 from rocmforge.api.app import HANDLERS
 from rocmforge.checkpoint.formats import FORMATS
 from rocmforge.cli import main
@@ -181,7 +181,7 @@ def test_variables_exist() -> None:
     named = in_pages(r"\bROCMFORGE_[A-Z_]+\b")
     assert len(named) >= 4
     other = {name for name in named if name[1] not in known}
-    assert [name for name in other if not name[1].startswith(settings.OTHER_PREFIXES)] == []
+    assert [name for name in other if not name[1].startswith(setting_sources.OTHER_PREFIXES)] == []
     assert [name for name in other if name[1] not in sources] == []
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rocmforge import settings
+from rocmforge import setting_sources
 from rocmforge.commands import serve
 from rocmforge.fleet.fleet import Fleet
 
@@ -34,4 +34,4 @@ def test_an_interrupt_while_files_are_read_ends_it_at_once(
     path = tmp_path / "model.gguf"
     path.touch()
     with pytest.raises(KeyboardInterrupt):
-        serve.run(argparse.Namespace(models=[str(path)]), settings.load({}))
+        serve.run(argparse.Namespace(models=[str(path)]), setting_sources.load({}))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rocmforge import cli, settings
+from rocmforge import cli, setting_sources
 from rocmforge.errors import ConfigurationError
 from rocmforge.served_models import ModelSettings, served_models
 
@@ -21,7 +21,7 @@ def load(tmp_path: Path) -> Load:
     def load(*given: str, file: str = "", **flags: object) -> tuple[ModelSettings, ...]:
         config = tmp_path / "rocmforge.toml"
         config.write_text(file)
-        return served_models(given, settings.load(flags, config))
+        return served_models(given, setting_sources.load(flags, config))
 
     return load
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rocmforge import settings
+from rocmforge import setting_sources, settings
 from rocmforge.errors import ConfigurationError
 from rocmforge.settings import Settings
 
@@ -19,7 +19,7 @@ def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_defaults_bind_to_loopback() -> None:
-    assert settings.load({}).host == "127.0.0.1"
+    assert setting_sources.load({}).host == "127.0.0.1"
 
 
 def test_flags_win_over_environment_and_environment_over_file(
@@ -29,15 +29,15 @@ def test_flags_win_over_environment_and_environment_over_file(
     config.write_text('port = 1\nmax_sequences = 1\nbackend = "file"\n')
     monkeypatch.setenv("ROCMFORGE_PORT", "2")
     monkeypatch.setenv("ROCMFORGE_MAX_SEQUENCES", "2")
-    merged = settings.load({"port": "3"}, config)
+    merged = setting_sources.load({"port": "3"}, config)
     assert (merged.port, merged.max_sequences, merged.backend) == (3, 2, "file")
 
 
 def test_a_list_is_separated_by_commas_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ROCMFORGE_API_KEY", "first-key, second-key")
-    assert settings.load({}).api_key == ("first-key", "second-key")
+    assert setting_sources.load({}).api_key == ("first-key", "second-key")
     monkeypatch.setenv("ROCMFORGE_CORS_ORIGIN", "")
-    assert settings.load({}).cors_origin == ()
+    assert setting_sources.load({}).cors_origin == ()
 
 
 @pytest.mark.parametrize("key", ["", "s3cret", " "])
@@ -48,12 +48,12 @@ def test_a_short_key_is_refused_wherever_it_comes_from_and_never_repeated(
     config.write_text(f'api_key = ["long-enough", "{key}"]')
     refused = pytest.raises(ConfigurationError, match="at least 8 characters")
     with refused as by_flag:
-        settings.load({"api_key": [key]})
+        setting_sources.load({"api_key": [key]})
     with refused as by_file:
-        settings.load({}, config)
+        setting_sources.load({}, config)
     monkeypatch.setenv("ROCMFORGE_API_KEY", key)
     with refused as by_variable:
-        settings.load({})
+        setting_sources.load({})
     for raised in (by_flag, by_file, by_variable):
         assert "long-enough" not in str(raised.value)
         assert "s3cret" not in str(raised.value)
@@ -64,17 +64,17 @@ def test_an_empty_name_of_a_file_is_not_taken_for_none(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(ConfigurationError, match="not empty"):
-        settings.load({name: ""})
+        setting_sources.load({name: ""})
     monkeypatch.setenv(settings.variable_of(name), "")
     with pytest.raises(ConfigurationError, match="not empty"):
-        settings.load({})
+        setting_sources.load({})
 
 
 def test_a_flag_without_value_is_read_from_the_environment(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("ROCMFORGE_INSECURE", "true")
-    assert settings.load({}).insecure
+    assert setting_sources.load({}).insecure
 
 
 @pytest.mark.parametrize(
@@ -96,14 +96,14 @@ def test_a_value_that_does_not_fit_is_answered_with_what_fits(
 ) -> None:
     option = next(each for each in settings.options() if each.name == name)
     with pytest.raises(ConfigurationError, match=f"^{option.flag} {value}: .*{wanted}"):
-        settings.load({name: [value] if option.is_list else value})
+        setting_sources.load({name: [value] if option.is_list else value})
     config = tmp_path / "bad.toml"
     config.write_text(f'{name} = "{value}"')
     with pytest.raises(ConfigurationError, match=rf'bad\.toml: {name} = "{value}": .*{wanted}'):
-        settings.load({}, config)
+        setting_sources.load({}, config)
     monkeypatch.setenv(option.variable, value)
     with pytest.raises(ConfigurationError, match=f"^{option.variable}={value}: .*{wanted}"):
-        settings.load({})
+        setting_sources.load({})
 
 
 def test_an_unknown_variable_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,7 +111,7 @@ def test_an_unknown_variable_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
     with pytest.raises(
         ConfigurationError, match=r"ROCMFORGE_PROT is not a setting.*ROCMFORGE_PORT"
     ):
-        settings.load({})
+        setting_sources.load({})
 
 
 @pytest.mark.parametrize("variable", ["ROCMFORGE_TEST_SMOLLM2", "ROCMFORGE_KERNEL_TARGETS"])
@@ -119,26 +119,26 @@ def test_variables_of_tests_and_build_are_not_settings(
     variable: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(variable, "1")
-    assert settings.load({}) == Settings()
+    assert setting_sources.load({}) == Settings()
 
 
 def test_an_unknown_key_in_the_file_is_refused_with_the_file_name(tmp_path: Path) -> None:
     config = tmp_path / "bad.toml"
     config.write_text("prot = 80")
     with pytest.raises(ConfigurationError, match=r"bad\.toml: 'prot' is not a setting"):
-        settings.load({}, config)
+        setting_sources.load({}, config)
 
 
 def test_a_file_that_is_not_toml_is_refused(tmp_path: Path) -> None:
     config = tmp_path / "bad.toml"
     config.write_text("port: 80")
     with pytest.raises(ConfigurationError, match=r"bad\.toml is not valid TOML"):
-        settings.load({}, config)
+        setting_sources.load({}, config)
 
 
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="Cannot read"):
-        settings.load({}, tmp_path / "none.toml")
+        setting_sources.load({}, tmp_path / "none.toml")
 
 
 def test_every_setting_has_a_description() -> None:
@@ -147,20 +147,20 @@ def test_every_setting_has_a_description() -> None:
 
 def test_loading_leaves_the_environment_alone() -> None:
     before = dict(os.environ)
-    settings.load({})
+    setting_sources.load({})
     assert dict(os.environ) == before
 
 
 def test_a_wrong_choice_is_answered_with_the_right_ones() -> None:
     with pytest.raises(ConfigurationError, match="must be one of: auto, f32, f16, int8, k8v4"):
-        settings.load({"kv_dtype": "f99"})
+        setting_sources.load({"kv_dtype": "f99"})
 
 
 def test_an_address_that_is_none_is_refused_at_the_start() -> None:
     with pytest.raises(ConfigurationError, match="--otlp-endpoint collector:4318"):
-        settings.load({"otlp_endpoint": "collector:4318"})
+        setting_sources.load({"otlp_endpoint": "collector:4318"})
 
 
 def test_a_model_has_a_name() -> None:
     with pytest.raises(ConfigurationError, match=r"--served-model-name '': .* not empty"):
-        settings.load({"served_model_name": [""]})
+        setting_sources.load({"served_model_name": [""]})

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
-from rocmforge import cli, settings
+from rocmforge import cli, setting_sources
 from rocmforge.api.http.keys import read_keys
 from rocmforge.backend import registry
 from rocmforge.served_models import served_models
@@ -166,7 +166,7 @@ def test_files_of_settings_and_keys_are_taken(tmp_path: Path) -> None:
             if "key" in values:
                 assert [key.name for key in read_keys(file)]
             elif "model_providers" not in values and "project" not in values:  # not Codex's
-                assert served_models(["m.gguf"], settings.load({}, file))
+                assert served_models(["m.gguf"], setting_sources.load({}, file))
             tables += 1
     assert tables >= 5
 

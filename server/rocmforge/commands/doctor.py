@@ -18,7 +18,8 @@ from rocmforge.commands.diagnosis.finding import Finding, Level
 from rocmforge.commands.diagnosis.findings import diagnose
 from rocmforge.commands.diagnosis.machine import User, read_machine
 from rocmforge.commands.diagnosis.runtime_probe import ask
-from rocmforge.settings import Settings, gpu_environment
+from rocmforge.setting_sources import gpu_environment
+from rocmforge.settings import Settings
 
 _MARKS: Final = {
     Level.OK: "[green]ok[/]     ",

@@ -24,7 +24,8 @@ from rocmforge.commands.chat.session import Session
 from rocmforge.commands.chat.values import USUAL
 from rocmforge.commands.terminal.interrupts import Interrupted, Interrupts
 from rocmforge.errors import ConfigurationError, RocmForgeError
-from rocmforge.settings import Settings, flag_of, state_folder
+from rocmforge.setting_sources import state_folder
+from rocmforge.settings import Settings, flag_of
 
 
 def run(arguments: argparse.Namespace, settings: Settings) -> int:

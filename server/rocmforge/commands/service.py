@@ -17,13 +17,8 @@ from rocmforge.errors import ConfigurationError
 from rocmforge.library.catalogue import hub_names
 from rocmforge.library.finding import find_model
 from rocmforge.served_models import served_models
-from rocmforge.settings import (
-    Settings,
-    flag_of,
-    gpu_environment,
-    own_environment,
-    store_environment,
-)
+from rocmforge.setting_sources import gpu_environment, own_environment, store_environment
+from rocmforge.settings import Settings, flag_of
 
 NAME: Final = "rocmforge.service"
 BOOTED: Final = Path("/run/systemd/system")  # as sd_booted(3) looks

@@ -17,7 +17,7 @@ from rocmforge.library.hub_names import (
 )
 from rocmforge.library.packaged import PACKAGED
 from rocmforge.library.stores import StoredModel, store_places, stored_models
-from rocmforge.settings import store_environment
+from rocmforge.setting_sources import store_environment
 
 _OF_FOLDERS: Final = ("config.json", "adapter_config.json")
 

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from rocmforge.errors import ConfigurationError
-from rocmforge.settings import Settings, load, options, variable_of
+from rocmforge.setting_sources import load
+from rocmforge.settings import Settings, options, variable_of
 
 _LISTENING: Final = ("host", "port", "tls_certificate", "tls_key")
 
