@@ -14,7 +14,8 @@ from gguf.constants import GGMLQuantizationType
 from gguf.quants import dequantize, quantize
 
 from rocmforge.engine.ipc.params import SamplingParams
-from rocmforge.models.config import ActivationFunction, ExpertsConfig, RouterFunction
+from rocmforge.models.config import ActivationFunction
+from rocmforge.models.layer_config import ExpertsConfig, RouterFunction
 from rocmforge_reference import ops
 from tests.backend.conftest import DEFAULTS, Load
 from tests.backend.driving import Chunk

@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from rocmforge.models.config import ActivationFunction, RopeStyle
+from rocmforge.models.config import ActivationFunction
+from rocmforge.models.rope_config import RopeStyle
 from rocmforge_reference import ops
 
 BLOCK = 16

@@ -12,18 +12,13 @@ import numpy as np
 import numpy.typing as npt
 
 from rocmforge.models.blocks import Attention, ModelWeights, WeightPlace
-from rocmforge.models.config import (
-    ActivationFunction,
-    LayerConfig,
-    ModelConfig,
-    NormKind,
-    RopeConfig,
-    RopeStyle,
-)
+from rocmforge.models.config import ActivationFunction, ModelConfig, NormKind
 from rocmforge.models.families import FAMILIES
 from rocmforge.models.forward.decoder import hidden_states
+from rocmforge.models.layer_config import LayerConfig
 from rocmforge.models.pooling import PoolingType
 from rocmforge.models.rope import RopeTable, RopeTables
+from rocmforge.models.rope_config import RopeConfig, RopeStyle
 from rocmforge.models.weights import build, present
 from rocmforge_reference.model_ops import KvCache, ReferenceOps, Step
 from rocmforge_reference.weights import Weight

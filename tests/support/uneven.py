@@ -10,8 +10,9 @@ import numpy as np
 from rocmforge.checkpoint.formats import FORMATS
 from rocmforge.checkpoint.tensor import Tensor
 from rocmforge.models.blocks import WeightPlace
-from rocmforge.models.config import LayerConfig, ModelConfig
+from rocmforge.models.config import ModelConfig
 from rocmforge.models.families import FAMILIES
+from rocmforge.models.layer_config import LayerConfig
 from rocmforge.models.lora import Adapter, LowRank
 from rocmforge.models.weights import places
 from tests.support.weights import random_matrix

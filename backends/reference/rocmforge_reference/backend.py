@@ -27,7 +27,8 @@ from rocmforge.checkpoint.tensor import Tensor
 from rocmforge.errors import ConfigurationError, OutOfMemory
 from rocmforge.logits.registry import load_processors
 from rocmforge.models.checkpoint import Checkpoint
-from rocmforge.models.config import LayerConfig, ModelConfig
+from rocmforge.models.config import ModelConfig
+from rocmforge.models.layer_config import LayerConfig
 from rocmforge.models.memory import float32_weight_bytes, kv_bytes_per_token, state_bytes
 from rocmforge.models.rope import load_rope_tables
 from rocmforge.models.weights import load_weights

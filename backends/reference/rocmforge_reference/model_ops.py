@@ -13,14 +13,9 @@ import numpy as np
 
 from rocmforge.backend.protocol import NO_SLOT, Float32Array, Int32Array, Int64Array, StepInput
 from rocmforge.models.blocks import Embedding, Experts, Mamba
-from rocmforge.models.config import (
-    ActivationFunction,
-    ExpertsConfig,
-    ModelConfig,
-    NormKind,
-    alibi_slopes,
-)
+from rocmforge.models.config import ActivationFunction, ModelConfig, NormKind, alibi_slopes
 from rocmforge.models.forward.ops import AttentionSpec
+from rocmforge.models.layer_config import ExpertsConfig
 from rocmforge.models.rope import RopeTables
 from rocmforge.models.weights import present
 from rocmforge_reference import ops, recurrent

@@ -19,7 +19,9 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from rocmforge.models.config import ActivationFunction, ExpertsConfig, RopeStyle, RouterFunction
+from rocmforge.models.config import ActivationFunction
+from rocmforge.models.layer_config import ExpertsConfig, RouterFunction
+from rocmforge.models.rope_config import RopeStyle
 
 Array: TypeAlias = npt.NDArray[Any]
 """Of float32 when serving, of float64 as an oracle; all arrays of a call have the same dtype."""

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from rocmforge.models.config import ActivationFunction, DeltaConfig, MambaConfig
+from rocmforge.models.config import ActivationFunction
+from rocmforge.models.layer_config import DeltaConfig, MambaConfig
 from rocmforge_reference.ops import Array, activate, rms_norm, sigmoid
 
 

@@ -16,25 +16,24 @@ from rocmforge.errors import UnsupportedArchitecture
 from rocmforge.gguf.experts import read_experts
 from rocmforge.gguf.keys import KeyReader, declared_pooling, predicting_layers
 from rocmforge.gguf.names import LONG_FACTORS, PERMUTED
-from rocmforge.models.config import (
-    ACTIVATIONS,
-    ActivationFunction,
+from rocmforge.models.config import ACTIVATIONS, ActivationFunction, ModelConfig, NormKind
+from rocmforge.models.layer_config import (
     ConvolutionConfig,
     DeltaConfig,
     LatentConfig,
     LayerConfig,
     MambaConfig,
-    ModelConfig,
-    NormKind,
+    layer_without_attention,
+    share_caches,
+)
+from rocmforge.models.pooling import PoolingType
+from rocmforge.models.rope_config import (
     RopeConfig,
     RopeScaling,
     RopeScalingKind,
     RopeStyle,
     axes_of_pairs,
-    layer_without_attention,
-    share_caches,
 )
-from rocmforge.models.pooling import PoolingType
 
 _NORM_EPS: Final = {
     NormKind.RMS: "attention.layer_norm_rms_epsilon",

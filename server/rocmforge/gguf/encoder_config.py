@@ -7,9 +7,10 @@ from dataclasses import replace
 from rocmforge.errors import UnsupportedArchitecture, UnsupportedTensor
 from rocmforge.gguf.config_reader import ConfigReader
 from rocmforge.gguf.names import SCORES
-from rocmforge.models.config import ModelConfig, NormKind, RopeScaling
+from rocmforge.models.config import ModelConfig, NormKind
 from rocmforge.models.families import FAMILIES
 from rocmforge.models.pooling import PoolingType
+from rocmforge.models.rope_config import RopeScaling
 
 
 class EncoderConfigReader(ConfigReader):

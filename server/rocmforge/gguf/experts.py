@@ -11,8 +11,8 @@ import numpy as np
 from rocmforge.errors import UnsupportedArchitecture
 from rocmforge.gguf.keys import KeyReader
 from rocmforge.gguf.reader import GgufFile
-from rocmforge.models.config import ExpertsConfig, RouterFunction
 from rocmforge.models.families import FAMILIES
+from rocmforge.models.layer_config import ExpertsConfig, RouterFunction
 
 _ROUTERS: Final[Mapping[int, RouterFunction]] = MappingProxyType(
     {

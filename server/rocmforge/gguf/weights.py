@@ -26,7 +26,7 @@ from rocmforge.gguf.names import (
     TensorRule,
 )
 from rocmforge.gguf.reader import GgufFile
-from rocmforge.models.config import ModelConfig, RopeScalingKind
+from rocmforge.models.config import ModelConfig
 from rocmforge.models.families import FAMILIES
 from rocmforge.models.layouts import (
     as_declared,
@@ -38,6 +38,7 @@ from rocmforge.models.layouts import (
     with_unit_norms,
 )
 from rocmforge.models.rope import RopeFactors
+from rocmforge.models.rope_config import RopeScalingKind
 from rocmforge.models.weights import check_shape, check_weights, places
 
 logger = logging.getLogger(__name__)

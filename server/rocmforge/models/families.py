@@ -11,13 +11,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
-from rocmforge.models.config import (
-    ActivationFunction,
-    NormKind,
-    PositionAxes,
-    RopeStyle,
-    RouterFunction,
-)
+from rocmforge.models.config import ActivationFunction, NormKind
+from rocmforge.models.layer_config import RouterFunction
+from rocmforge.models.rope_config import PositionAxes, RopeStyle
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from rocmforge.models.config import ModelConfig, RopeConfig, RopeScaling, RopeScalingKind
+from rocmforge.models.config import ModelConfig
+from rocmforge.models.rope_config import RopeConfig, RopeScaling, RopeScalingKind
 
 Float64Array = npt.NDArray[np.float64]
 

@@ -18,7 +18,7 @@ from rocmforge.backend.protocol import StepInput
 from rocmforge.cli import main
 from rocmforge.commands import verify
 from rocmforge.gguf.synthetic import write_synthetic_model
-from rocmforge.models.config import ExpertsConfig
+from rocmforge.models.layer_config import ExpertsConfig
 from rocmforge_hip.backend import create
 from rocmforge_hip.device.discovery import find_devices
 from rocmforge_hip.device.driver import Dim3

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from rocmforge.models.config import RopeStyle
+from rocmforge.models.rope_config import RopeStyle
 from rocmforge_reference import ops
 from tests.support.kernels import Device, check
 

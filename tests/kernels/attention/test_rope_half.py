@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rocmforge.models.config import RopeStyle
+from rocmforge.models.rope_config import RopeStyle
 from rocmforge_reference import ops
 from tests.support.kernels import Device, check
 

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from rocmforge.models.config import ExpertsConfig, RouterFunction
+from rocmforge.models.layer_config import ExpertsConfig, RouterFunction
 from rocmforge_reference import ops
 from tests.kernels.experts.test_route import FUNCTIONS, RULE
 from tests.support.activations import SCALE_DTYPE, quantise

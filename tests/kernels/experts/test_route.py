@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from rocmforge.models.config import ExpertsConfig, RouterFunction
+from rocmforge.models.layer_config import ExpertsConfig, RouterFunction
 from rocmforge_reference import ops
 from tests.support.groups import ELSEWHERE
 from tests.support.kernels import Device

@@ -11,8 +11,10 @@ import pytest
 from rocmforge.errors import ConfigurationError, UnsupportedArchitecture
 from rocmforge.gguf.checkpoint import read_checkpoint
 from rocmforge.gguf.reader import open_gguf
-from rocmforge.models.config import LatentConfig, ModelConfig, RopeConfig, RopeStyle
+from rocmforge.models.config import ModelConfig
+from rocmforge.models.layer_config import LatentConfig
 from rocmforge.models.lora import Adapter
+from rocmforge.models.rope_config import RopeConfig, RopeStyle
 from rocmforge.models.weights import present, take
 from rocmforge.opening import open_checkpoint
 from rocmforge_hip.backend import create

@@ -19,8 +19,9 @@ from rocmforge.huggingface.config.decoders import read_decoder
 from rocmforge.huggingface.config.encoders import read_encoder
 from rocmforge.huggingface.config.rope import Rope
 from rocmforge.huggingface.files.folder import Folder
-from rocmforge.models.config import ModelConfig, RopeScalingKind, RopeStyle
+from rocmforge.models.config import ModelConfig
 from rocmforge.models.pooling import PoolingType
+from rocmforge.models.rope_config import RopeScalingKind, RopeStyle
 from tests.data.models.tiny_encoders import ENCODERS, TinyEncoder, write_encoder
 from tests.data.models.tiny_encoders import by_name as encoder_by_name
 from tests.data.models.tiny_folders import folder_config

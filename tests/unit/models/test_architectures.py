@@ -12,15 +12,10 @@ import pytest
 from rocmforge.errors import BadGguf, UnsupportedArchitecture
 from rocmforge.gguf.config import read_config
 from rocmforge.gguf.reader import open_gguf
-from rocmforge.models.config import (
-    ActivationFunction,
-    ModelConfig,
-    RopeScaling,
-    RopeScalingKind,
-    RopeStyle,
-)
+from rocmforge.models.config import ActivationFunction, ModelConfig
 from rocmforge.models.families import FAMILIES
 from rocmforge.models.forward.ops import attention_specs
+from rocmforge.models.rope_config import RopeScaling, RopeScalingKind, RopeStyle
 from tests.data.models.tiny_models import MODELS, TinyModel, by_name, gguf_metadata, write_model
 from tests.support.gguf_writer import Value, write_gguf
 

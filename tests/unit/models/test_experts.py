@@ -14,7 +14,7 @@ import pytest
 
 from rocmforge.checkpoint.tensor import Tensor
 from rocmforge.errors import BadFolder, BadGguf, UnsupportedArchitecture, UnsupportedTensor
-from rocmforge.models.config import ExpertsConfig, RouterFunction
+from rocmforge.models.layer_config import ExpertsConfig, RouterFunction
 from rocmforge.models.weights import load_weights, present, walk
 from rocmforge.opening import open_checkpoint
 from tests.data.models.tiny_experts import fuse_experts

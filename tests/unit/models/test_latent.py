@@ -13,7 +13,8 @@ from gguf.quants import dequantize, quantize
 
 from rocmforge.checkpoint.tensor import Transposed
 from rocmforge.errors import BadFolder, BadGguf, UnsupportedArchitecture, UnsupportedTensor
-from rocmforge.models.config import RopeStyle, RouterFunction
+from rocmforge.models.layer_config import RouterFunction
+from rocmforge.models.rope_config import RopeStyle
 from rocmforge.models.weights import present
 from rocmforge.opening import open_checkpoint
 from tests.data.models.tiny_experts import fuse_latent

@@ -11,8 +11,8 @@ from rocmforge.errors import UnsupportedTensor
 from rocmforge.gguf.checkpoint import read_checkpoint
 from rocmforge.gguf.config import read_config
 from rocmforge.gguf.reader import open_gguf
-from rocmforge.models.config import PositionAxes, RopeConfig, RopeStyle, axes_of_pairs
 from rocmforge.models.rope import RopeTables, load_rope_tables, scaled_frequencies
+from rocmforge.models.rope_config import PositionAxes, RopeConfig, RopeStyle, axes_of_pairs
 from tests.data.models.tiny_models import (
     MODELS,
     by_name,

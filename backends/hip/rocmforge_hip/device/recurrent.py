@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from rocmforge.models.config import DeltaConfig, MambaConfig
+from rocmforge.models.layer_config import DeltaConfig, MambaConfig
 from rocmforge_hip.device.constants import STATE_CHUNK, STATE_CHUNK_COLUMNS, STATE_CHUNK_DIM
 from rocmforge_hip.device.memory import ArraySpec, DeviceArray, spec
 

@@ -17,7 +17,8 @@ from rocmforge.backend.windows import (
 from rocmforge.checkpoint.cache_types import SCALED_CACHES
 from rocmforge.errors import OutOfMemory
 from rocmforge.models.blocks import ModelWeights
-from rocmforge.models.config import LayerConfig, ModelConfig
+from rocmforge.models.config import ModelConfig
+from rocmforge.models.layer_config import LayerConfig
 from rocmforge.models.lora import Adapter
 from rocmforge.models.memory import state_bytes
 from rocmforge_hip.device.constants import BLOCK_TOKENS

@@ -7,15 +7,9 @@ from collections.abc import Iterator, Sequence
 from rocmforge.checkpoint.tensor import Tensor
 from rocmforge.errors import ConfigurationError, UnsupportedArchitecture
 from rocmforge.models.blocks import ModelWeights
-from rocmforge.models.config import (
-    ActivationFunction,
-    ConvolutionConfig,
-    DeltaConfig,
-    LayerConfig,
-    MambaConfig,
-    ModelConfig,
-)
+from rocmforge.models.config import ActivationFunction, ModelConfig
 from rocmforge.models.families import FAMILIES
+from rocmforge.models.layer_config import ConvolutionConfig, DeltaConfig, LayerConfig, MambaConfig
 from rocmforge.models.lora import Adapter
 from rocmforge_hip.device.constants import MAX_SINK_DIM, MOST_EXPERTS
 from rocmforge_hip.device.heads import CACHED_HEADS, HeadSize

@@ -9,7 +9,8 @@ from typing import Any, Final, Generic, TypeVar
 import numpy as np
 
 from rocmforge.models.blocks import ModelWeights
-from rocmforge.models.config import LayerConfig, ModelConfig
+from rocmforge.models.config import ModelConfig
+from rocmforge.models.layer_config import LayerConfig
 from rocmforge.models.weights import walk
 from rocmforge_hip.device.constants import QUANT_BLOCK
 from rocmforge_hip.device.memory import ArraySpec, DeviceArray, spec

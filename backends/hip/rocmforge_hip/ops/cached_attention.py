@@ -8,8 +8,10 @@ from typing import Final, Generic, TypedDict, TypeVar
 
 import numpy as np
 
-from rocmforge.models.config import LayerConfig, ModelConfig, RopeStyle
+from rocmforge.models.config import ModelConfig
 from rocmforge.models.forward.ops import AttentionSpec
+from rocmforge.models.layer_config import LayerConfig
+from rocmforge.models.rope_config import RopeStyle
 from rocmforge_hip.device.constants import (
     ATTENTION_ROWS,
     ATTENTION_VALUES,

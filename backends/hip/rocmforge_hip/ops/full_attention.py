@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from rocmforge.models.config import ModelConfig, RopeStyle
+from rocmforge.models.config import ModelConfig
 from rocmforge.models.forward.ops import AttentionSpec
+from rocmforge.models.rope_config import RopeStyle
 from rocmforge_hip.device.constants import ATTENTION_ROWS
 from rocmforge_hip.device.heads import HeadSize
 from rocmforge_hip.device.library import KernelLibrary

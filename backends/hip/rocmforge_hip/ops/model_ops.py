@@ -15,9 +15,10 @@ from functools import partial
 from typing import Final
 
 from rocmforge.models.blocks import Embedding, Experts, Mamba
-from rocmforge.models.config import ActivationFunction, ExpertsConfig, ModelConfig
+from rocmforge.models.config import ActivationFunction, ModelConfig
 from rocmforge.models.families import FAMILIES
 from rocmforge.models.forward.ops import AttentionSpec
+from rocmforge.models.layer_config import ExpertsConfig
 from rocmforge_hip.device.constants import BLOCK_TOKENS, QUANT_BLOCK
 from rocmforge_hip.device.library import KernelLibrary
 from rocmforge_hip.device.memory import DeviceArray

@@ -10,7 +10,8 @@ import numpy as np
 
 from rocmforge.backend.protocol import Int32Array, StepInput
 from rocmforge.models.blocks import Fusion, ModelWeights, Role
-from rocmforge.models.config import ExpertsConfig, ModelConfig
+from rocmforge.models.config import ModelConfig
+from rocmforge.models.layer_config import ExpertsConfig
 from rocmforge.models.memory import state_bytes
 from rocmforge.models.weights import present, walk
 from rocmforge_hip.device.constants import BLOCK_TOKENS

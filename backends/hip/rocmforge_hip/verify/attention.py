@@ -9,7 +9,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from rocmforge.models.config import RopeStyle, alibi_slopes
+from rocmforge.models.config import alibi_slopes
+from rocmforge.models.rope_config import RopeStyle
 from rocmforge.models.weights import present
 from rocmforge_hip.device.constants import BLOCK_TOKENS, MAX_SINK_DIM
 from rocmforge_hip.device.heads import CACHED_HEADS, FULL_HEADS, HeadSize

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from rocmforge.checkpoint.tensor import Tensor
 from rocmforge.models.blocks import Experts
-from rocmforge.models.config import ExpertsConfig, RouterFunction
+from rocmforge.models.layer_config import ExpertsConfig, RouterFunction
 from rocmforge.models.weights import present
 from rocmforge_hip.device.memory import DeviceArray
 from rocmforge_hip.ops.activations import Activation, ExpertArrays

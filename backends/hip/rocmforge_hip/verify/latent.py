@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from rocmforge.models.blocks import LatentAttention
-from rocmforge.models.config import LatentConfig, RopeStyle
+from rocmforge.models.layer_config import LatentConfig
+from rocmforge.models.rope_config import RopeStyle
 from rocmforge.models.weights import present
 from rocmforge_hip.verify import oracle
 from rocmforge_hip.verify.attention import (

@@ -10,12 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from rocmforge.backend.protocol import SamplingBatch
-from rocmforge.models.config import (
-    ActivationFunction,
-    ExpertsConfig,
-    RopeStyle,
-    RouterFunction,
-)
+from rocmforge.models.config import ActivationFunction
+from rocmforge.models.layer_config import ExpertsConfig, RouterFunction
+from rocmforge.models.rope_config import RopeStyle
 
 Float64 = npt.NDArray[np.float64]
 

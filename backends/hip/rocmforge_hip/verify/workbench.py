@@ -15,20 +15,14 @@ from rocmforge.checkpoint.formats import FORMATS
 from rocmforge.checkpoint.tensor import Stack, Tensor
 from rocmforge.errors import EngineError
 from rocmforge.models.blocks import ModelWeights, WeightPlace
-from rocmforge.models.config import (
-    ExpertsConfig,
-    LatentConfig,
-    LayerConfig,
-    ModelConfig,
-    RopeConfig,
-    RopeStyle,
-    TowerConfig,
-)
+from rocmforge.models.config import ModelConfig, TowerConfig
 from rocmforge.models.families import FAMILIES
 from rocmforge.models.forward.ops import attention_specs
+from rocmforge.models.layer_config import ExpertsConfig, LatentConfig, LayerConfig
 from rocmforge.models.lora import Adapter, LowRank
 from rocmforge.models.pooling import PoolingType
 from rocmforge.models.rope import RopeTable, RopeTables
+from rocmforge.models.rope_config import RopeConfig, RopeStyle
 from rocmforge.models.weights import places, take, walk
 from rocmforge_hip.device.constants import BLOCK_TOKENS
 from rocmforge_hip.device.discovery import FoundDevice

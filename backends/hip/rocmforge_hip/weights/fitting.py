@@ -18,7 +18,9 @@ import numpy.typing as npt
 from rocmforge.checkpoint.formats import FORMATS
 from rocmforge.checkpoint.tensor import Derived, Tensor
 from rocmforge.models.blocks import ModelWeights, WeightPlace
-from rocmforge.models.config import LayerConfig, ModelConfig, RopeConfig
+from rocmforge.models.config import ModelConfig
+from rocmforge.models.layer_config import LayerConfig
+from rocmforge.models.rope_config import RopeConfig
 from rocmforge.models.weights import map_places
 from rocmforge_hip.device.constants import QUANT_BLOCK
 from rocmforge_hip.device.heads import HeadSize

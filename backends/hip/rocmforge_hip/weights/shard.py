@@ -9,7 +9,8 @@ from typing import Final
 from rocmforge.checkpoint.tensor import Tensor
 from rocmforge.errors import ConfigurationError
 from rocmforge.models.blocks import ModelWeights, Role, WeightPlace
-from rocmforge.models.config import ExpertsConfig, ModelConfig
+from rocmforge.models.config import ModelConfig
+from rocmforge.models.layer_config import ExpertsConfig
 from rocmforge.models.lora import Adapter, LowRank
 from rocmforge.models.weights import map_places, walk
 from rocmforge_hip.device.constants import QUANT_BLOCK

@@ -22,7 +22,8 @@ from rocmforge.checkpoint.tokenizer import TokenizerData
 from rocmforge.errors import BadGguf, BadTokenizer, ModelLoadError, UnsupportedArchitecture
 from rocmforge.gguf.reader import GgufFile, open_gguf
 from rocmforge.models.checkpoint import Checkpoint, Identity
-from rocmforge.models.config import MAX_LAYERS, ActivationFunction, LayerConfig, ModelConfig
+from rocmforge.models.config import MAX_LAYERS, ActivationFunction, ModelConfig
+from rocmforge.models.layer_config import LayerConfig
 from rocmforge.models.layouts import (
     as_declared,
     cut_fused,

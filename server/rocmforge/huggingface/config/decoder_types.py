@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Final
 
-from rocmforge.models.config import RouterFunction
+from rocmforge.models.layer_config import RouterFunction
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

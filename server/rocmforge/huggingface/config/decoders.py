@@ -25,17 +25,11 @@ from rocmforge.huggingface.config.recurrent import (
 )
 from rocmforge.huggingface.config.rope import Rope, read_rope, with_axes
 from rocmforge.huggingface.files.json_object import JsonObject
-from rocmforge.models.config import (
-    ACTIVATIONS,
-    MAX_LAYERS,
-    ActivationFunction,
-    LayerConfig,
-    ModelConfig,
-    RopeConfig,
-    RopeStyle,
-)
+from rocmforge.models.config import ACTIVATIONS, MAX_LAYERS, ActivationFunction, ModelConfig
 from rocmforge.models.families import FAMILIES
+from rocmforge.models.layer_config import LayerConfig
 from rocmforge.models.pooling import PoolingType
+from rocmforge.models.rope_config import RopeConfig, RopeStyle
 
 _BOTH_SIDES: Final = "use_bidirectional_attention"
 

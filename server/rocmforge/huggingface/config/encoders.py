@@ -16,14 +16,10 @@ from rocmforge.huggingface.config.decoders import activation, norm_eps, num_laye
 from rocmforge.huggingface.config.heads import layer_flags, read_layer
 from rocmforge.huggingface.config.rope import read_rope
 from rocmforge.huggingface.files.json_object import JsonObject
-from rocmforge.models.config import (
-    ActivationFunction,
-    ModelConfig,
-    RopeConfig,
-    RopeStyle,
-)
+from rocmforge.models.config import ActivationFunction, ModelConfig
 from rocmforge.models.families import FAMILIES
 from rocmforge.models.pooling import PoolingType
+from rocmforge.models.rope_config import RopeConfig, RopeStyle
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,8 +8,8 @@ from typing import Final
 
 from rocmforge.errors import UnsupportedArchitecture
 from rocmforge.huggingface.files.json_object import JsonObject
-from rocmforge.models.config import ExpertsConfig, RouterFunction
 from rocmforge.models.families import ModelFamily
+from rocmforge.models.layer_config import ExpertsConfig, RouterFunction
 
 _ROUTERS: Final[Mapping[str, RouterFunction]] = MappingProxyType(
     # The last is what dots calls it: a bias balances the experts, not a loss in training.

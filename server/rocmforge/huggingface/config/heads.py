@@ -8,13 +8,8 @@ from dataclasses import replace
 
 from rocmforge.errors import UnsupportedArchitecture
 from rocmforge.huggingface.files.json_object import JsonObject
-from rocmforge.models.config import (
-    LatentConfig,
-    LayerConfig,
-    RopeScaling,
-    RopeScalingKind,
-    share_caches,
-)
+from rocmforge.models.layer_config import LatentConfig, LayerConfig, share_caches
+from rocmforge.models.rope_config import RopeScaling, RopeScalingKind
 
 
 def read_latent(config: JsonObject) -> LayerConfig:

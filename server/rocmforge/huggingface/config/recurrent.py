@@ -8,14 +8,14 @@ from types import MappingProxyType
 from typing import Final
 
 from rocmforge.huggingface.files.json_object import JsonObject
-from rocmforge.models.config import (
+from rocmforge.models.families import ModelFamily
+from rocmforge.models.layer_config import (
     ConvolutionConfig,
     DeltaConfig,
     LayerConfig,
     MambaConfig,
     layer_without_attention,
 )
-from rocmforge.models.families import ModelFamily
 
 _ATTENTION: Final = frozenset({"full_attention", "attention"})
 _NETWORKS: Final = frozenset({"mlp", "moe"})

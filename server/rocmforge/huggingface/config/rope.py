@@ -17,7 +17,8 @@ import numpy.typing as npt
 
 from rocmforge.errors import UnsupportedArchitecture
 from rocmforge.huggingface.files.json_object import JsonObject
-from rocmforge.models.config import (
+from rocmforge.models.rope import RopeFactors
+from rocmforge.models.rope_config import (
     PositionAxes,
     RopeConfig,
     RopeScaling,
@@ -25,7 +26,6 @@ from rocmforge.models.config import (
     RopeStyle,
     axes_of_pairs,
 )
-from rocmforge.models.rope import RopeFactors
 
 Float64Array = npt.NDArray[np.float64]
 

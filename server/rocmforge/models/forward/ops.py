@@ -24,7 +24,8 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from rocmforge.models.blocks import Embedding, Experts, Mamba
-from rocmforge.models.config import ActivationFunction, ExpertsConfig, ModelConfig
+from rocmforge.models.config import ActivationFunction, ModelConfig
+from rocmforge.models.layer_config import ExpertsConfig
 
 A = TypeVar("A")
 W = TypeVar("W")

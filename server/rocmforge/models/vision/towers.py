@@ -8,18 +8,11 @@ from types import MappingProxyType
 from typing import Final
 
 from rocmforge.errors import UnsupportedArchitecture
-from rocmforge.models.config import (
-    ActivationFunction,
-    LayerConfig,
-    ModelConfig,
-    PositionAxes,
-    RopeConfig,
-    RopeStyle,
-    TowerConfig,
-    axes_of_pairs,
-)
+from rocmforge.models.config import ActivationFunction, ModelConfig, TowerConfig
 from rocmforge.models.families import FAMILIES
+from rocmforge.models.layer_config import LayerConfig
 from rocmforge.models.pooling import PoolingType
+from rocmforge.models.rope_config import PositionAxes, RopeConfig, RopeStyle, axes_of_pairs
 from rocmforge.models.vision.config import ProcessorConfig, ProcessorKind, VisionConfig
 
 _MARKERS: Final[Mapping[ProcessorKind, Mapping[str, str]]] = MappingProxyType(

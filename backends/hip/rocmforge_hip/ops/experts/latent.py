@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from rocmforge.models.config import LatentConfig, ModelConfig, RopeStyle
+from rocmforge.models.config import ModelConfig
 from rocmforge.models.forward.ops import AttentionSpec
+from rocmforge.models.layer_config import LatentConfig
+from rocmforge.models.rope_config import RopeStyle
 from rocmforge_hip.device.library import KernelLibrary
 from rocmforge_hip.device.memory import DeviceArray
 from rocmforge_hip.kernels import latent as kernels

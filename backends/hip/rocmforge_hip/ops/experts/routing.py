@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any, Final, TypeGuard
 
 from rocmforge.models.blocks import Experts
-from rocmforge.models.config import ExpertsConfig, RouterFunction
+from rocmforge.models.layer_config import ExpertsConfig, RouterFunction
 from rocmforge_hip.device.constants import ROUTE_SIGMOID, ROUTE_SOFTMAX, ROUTE_SOFTMAX_OF_CHOSEN
 from rocmforge_hip.device.library import KernelLibrary
 from rocmforge_hip.device.memory import DeviceArray
