@@ -28,7 +28,8 @@ from tempfile import TemporaryDirectory
 from typing import get_args
 
 from rocmforge.backend import registry
-from rocmforge.backend.protocol import LoadOptions, Runner, StepInput, StepOutput
+from rocmforge.backend.protocol import LoadOptions, Runner
+from rocmforge.backend.step import StepInput, StepOutput
 from rocmforge.choices import ActivationBits
 from rocmforge.engine.core import EngineCore
 from rocmforge.engine.draft.draft_memory import draft_options

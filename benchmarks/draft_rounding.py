@@ -18,7 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from rocmforge.backend import registry
-from rocmforge.backend.protocol import Int32Array, LoadOptions
+from rocmforge.backend.arrays import Int32Array
+from rocmforge.backend.protocol import LoadOptions
 from rocmforge.choices import ActivationBits
 from tests.backend.driving import Driver
 from tests.support.forced import Forcing, Rows

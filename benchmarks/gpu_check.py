@@ -20,7 +20,8 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from rocmforge.backend.protocol import LoadOptions, Runner, StepInput
+from rocmforge.backend.protocol import LoadOptions, Runner
+from rocmforge.backend.step import StepInput
 from rocmforge.backend.windows import with_windows
 from rocmforge.checkpoint.cache_types import CACHE_TYPES, KvDtype
 from rocmforge.choices import ActivationBits, DecodeVariant, Switch

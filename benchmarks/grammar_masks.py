@@ -15,7 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
-from rocmforge.backend.protocol import Int32Array, StepInput, StepOutput, UInt64Array
+from rocmforge.backend.arrays import Int32Array, UInt64Array
+from rocmforge.backend.step import StepInput, StepOutput
 from rocmforge.engine.constraint.grammar import Grammars
 from rocmforge.engine.core import EngineCore
 from rocmforge.engine.ipc.params import GenerateRequest, SamplingParams

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from rocmforge.backend.protocol import LoadOptions, Runner, StepCost
+from rocmforge.backend.protocol import LoadOptions, Runner
+from rocmforge.backend.step import StepCost
 from rocmforge_hip.backend import create
 from tests.backend.driving import Chunk, Want, make_step
 from tests.support.loading import load_file

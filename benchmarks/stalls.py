@@ -23,7 +23,7 @@ from random import Random
 import numpy as np
 
 from benchmarks.http_load import Connection
-from rocmforge.backend.protocol import StepInput
+from rocmforge.backend.step import StepInput
 from rocmforge.engine.schedule.limits import SchedulerLimits
 from tests.support.virtual_device import Arrival, Seen, simulate
 

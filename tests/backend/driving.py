@@ -8,14 +8,13 @@ from itertools import chain, pairwise
 
 import numpy as np
 
-from rocmforge.backend.protocol import (
+from rocmforge.backend.arrays import Float32Array, Int32Array
+from rocmforge.backend.protocol import Runner
+from rocmforge.backend.step import (
     NO_ADAPTER,
     NO_SLOT,
     NO_SOURCE,
     SAMPLE,
-    Float32Array,
-    Int32Array,
-    Runner,
     SamplingBatch,
     StepInput,
     StepOutput,

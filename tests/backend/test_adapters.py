@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from gguf.constants import GGMLQuantizationType
 
-from rocmforge.backend.protocol import NO_ADAPTER, Float32Array
+from rocmforge.backend.arrays import Float32Array
+from rocmforge.backend.step import NO_ADAPTER
 from rocmforge.errors import BadAdapter
 from rocmforge.models.lora import AdapterSpec
 from tests.backend.conftest import Load

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rocmforge.backend.protocol import Float32Array, Runner
+from rocmforge.backend.arrays import Float32Array
+from rocmforge.backend.protocol import Runner
 from rocmforge.engine.ipc.params import Pooling
 from rocmforge.errors import BadAdapter
 from rocmforge.models.lora import AdapterSpec

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rocmforge.backend.protocol import Float32Array
+from rocmforge.backend.arrays import Float32Array
 from tests.backend.conftest import Load
 from tests.backend.driving import Chunk, Driver, make_step
 from tests.data.models.tiny_models import PROMPT

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from rocmforge.backend import registry
-from rocmforge.backend.protocol import Float32Array, LoadOptions, Runner
+from rocmforge.backend.arrays import Float32Array
+from rocmforge.backend.protocol import LoadOptions, Runner
 from rocmforge.engine.core import EngineCore
 from rocmforge.engine.ipc.params import GenerateRequest, SamplingParams
 from rocmforge.engine.ipc.prompt import token_prompt

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
-from rocmforge.backend.protocol import Float32Array
+from rocmforge.backend.arrays import Float32Array
 from rocmforge.checkpoint.decode import decode
 from rocmforge.checkpoint.formats import FORMATS
 from rocmforge_reference.backend import create

@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rocmforge.backend.protocol import Backend, Float32Array, Runner
+from rocmforge.backend.arrays import Float32Array
+from rocmforge.backend.protocol import Backend, Runner
 from rocmforge.errors import ConfigurationError, OutOfMemory
 from tests.backend.conftest import DEFAULTS, Load
 from tests.backend.driving import Chunk, Driver, Want

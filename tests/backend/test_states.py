@@ -12,7 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rocmforge.backend.protocol import Backend, Float32Array
+from rocmforge.backend.arrays import Float32Array
+from rocmforge.backend.protocol import Backend
 from rocmforge.engine.core import EngineCore
 from rocmforge.engine.ipc.params import GenerateRequest, SamplingParams
 from rocmforge.engine.ipc.prompt import token_prompt

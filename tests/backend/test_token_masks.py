@@ -7,7 +7,8 @@ import dataclasses
 import numpy as np
 import pytest
 
-from rocmforge.backend.protocol import Float32Array, SamplingBatch, UInt32Array
+from rocmforge.backend.arrays import Float32Array, UInt32Array
+from rocmforge.backend.step import SamplingBatch
 from rocmforge_reference.sampling import NO_TOKEN, sample
 
 V = 70

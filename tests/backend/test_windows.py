@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rocmforge.backend.protocol import StepInput, StepOutput
+from rocmforge.backend.step import StepInput, StepOutput
 from rocmforge_reference.runner import ReferenceRunner
 from tests.data.models.tiny_gemma4 import sized_gemma4
 from tests.data.models.tiny_model import TinyModel

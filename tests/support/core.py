@@ -7,7 +7,8 @@ from itertools import count
 
 import numpy as np
 
-from rocmforge.backend.protocol import Float32Array, LoadOptions, Runner
+from rocmforge.backend.arrays import Float32Array
+from rocmforge.backend.protocol import LoadOptions, Runner
 from rocmforge.engine.cache.tiers.tiers import CacheTiers
 from rocmforge.engine.core import EngineCore
 from rocmforge.engine.ipc.messages import StepReport

@@ -7,7 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from rocmforge.backend.protocol import Float32Array, Runner, StepInput
+from rocmforge.backend.arrays import Float32Array
+from rocmforge.backend.protocol import Runner
+from rocmforge.backend.step import StepInput
 from rocmforge.engine.ipc.params import GenerateRequest, Pooling, SamplingParams
 from rocmforge.engine.ipc.prompt import token_prompt
 from rocmforge.engine.schedule.batch import build_step

@@ -17,13 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from rocmforge.backend.protocol import (
-    LoadOptions,
-    ProbeResult,
-    ProgressCallback,
-    Runner,
-    StepInput,
-)
+from rocmforge.backend.protocol import LoadOptions, ProbeResult, ProgressCallback, Runner
+from rocmforge.backend.step import StepInput
 from rocmforge.checkpoint.tensor import float32_tensor
 from rocmforge.models.checkpoint import Checkpoint
 from rocmforge_hip.backend import create as create_hip

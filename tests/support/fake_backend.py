@@ -35,24 +35,22 @@ from zlib import crc32
 import numpy as np
 import numpy.typing as npt
 
+from rocmforge.backend.arrays import Float32Array, Int32Array, UInt8Array, UInt32Array, UInt64Array
 from rocmforge.backend.protocol import (
-    NO_ADAPTER,
-    NO_SLOT,
-    NO_SOURCE,
-    SAMPLE,
     DeviceInfo,
-    Float32Array,
-    Int32Array,
     LoadOptions,
     ProbeResult,
     ProgressCallback,
     RunnerInfo,
+)
+from rocmforge.backend.step import (
+    NO_ADAPTER,
+    NO_SLOT,
+    NO_SOURCE,
+    SAMPLE,
     StepCost,
     StepInput,
     StepOutput,
-    UInt8Array,
-    UInt32Array,
-    UInt64Array,
 )
 from rocmforge.engine.ipc.prompt import EmbeddingSpan, Prompt
 from rocmforge.errors import BackendError, UnsupportedArchitecture

@@ -7,13 +7,9 @@ from collections import deque
 import numpy as np
 import numpy.typing as npt
 
-from rocmforge.backend.protocol import (
-    NO_SOURCE,
-    Float32Array,
-    RunnerInfo,
-    StepInput,
-    StepOutput,
-)
+from rocmforge.backend.arrays import Float32Array
+from rocmforge.backend.protocol import RunnerInfo
+from rocmforge.backend.step import NO_SOURCE, StepInput, StepOutput
 from tests.support.fake_backend import DEVICE, HIDDEN_SIZE, FakeMistake, hidden_states
 
 

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rocmforge.backend.protocol import Float32Array, Int32Array, StepOutput
+from rocmforge.backend.arrays import Float32Array, Int32Array
+from rocmforge.backend.step import StepOutput
 from tests.backend.driving import Chunk, Driver, Want
 
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from rocmforge.backend.protocol import Float32Array, ProcessorBatch
+from rocmforge.backend.arrays import Float32Array
+from rocmforge.backend.step import ProcessorBatch
 from rocmforge.logits.host import apply_processors
 from rocmforge.logits.processor import LogitsProcessor, uniform_number
 

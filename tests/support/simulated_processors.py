@@ -17,7 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from rocmforge.backend.protocol import Float32Array, ProcessorBatch
+from rocmforge.backend.arrays import Float32Array
+from rocmforge.backend.step import ProcessorBatch
 from rocmforge.logits import LogitsProcessor, Parameter, logits_processor, reduction, where
 from rocmforge.logits.builtin import dry, typical_p, xtc
 from rocmforge.logits.host import apply_processors

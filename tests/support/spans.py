@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from rocmforge.backend.protocol import Float32Array, LoadOptions, Runner
+from rocmforge.backend.arrays import Float32Array
+from rocmforge.backend.protocol import LoadOptions, Runner
 from rocmforge.engine.ipc.params import SamplingParams, TokenLogprob
 from rocmforge.engine.ipc.prompt import EmbeddingSpan, Prompt, TokenSpan, embedding_span
 from rocmforge.engine.ipc.status import EngineStats

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rocmforge.backend.protocol import Runner, StepOutput
+from rocmforge.backend.protocol import Runner
+from rocmforge.backend.step import StepOutput
 
 
 class Timed:

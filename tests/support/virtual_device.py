@@ -13,7 +13,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from rocmforge.backend.protocol import RunnerInfo, StepInput, StepOutput
+from rocmforge.backend.protocol import RunnerInfo
+from rocmforge.backend.step import StepInput, StepOutput
 from rocmforge.engine.core import EngineCore
 from rocmforge.engine.ipc.params import GenerateRequest, SamplingParams
 from rocmforge.engine.ipc.prompt import token_prompt

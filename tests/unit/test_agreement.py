@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rocmforge.backend.protocol import SAMPLE, Runner, StepInput, StepOutput
+from rocmforge.backend.protocol import Runner
+from rocmforge.backend.step import SAMPLE, StepInput, StepOutput
 from rocmforge.commands.agreement import (
     Agreement,
     Continuation,

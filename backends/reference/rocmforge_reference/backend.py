@@ -7,9 +7,9 @@ from typing import Final, TypeVar
 
 import numpy as np
 
+from rocmforge.backend.arrays import Float32Array
 from rocmforge.backend.protocol import (
     DeviceInfo,
-    Float32Array,
     LoadOptions,
     ProbeResult,
     ProgressCallback,

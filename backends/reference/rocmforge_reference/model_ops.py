@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from rocmforge.backend.protocol import NO_SLOT, Float32Array, Int32Array, Int64Array, StepInput
+from rocmforge.backend.arrays import Float32Array, Int32Array, Int64Array
+from rocmforge.backend.step import NO_SLOT, StepInput
 from rocmforge.models.blocks import Embedding, Experts, Mamba
 from rocmforge.models.config import ActivationFunction, ModelConfig, NormKind, alibi_slopes
 from rocmforge.models.forward.ops import AttentionSpec

@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from rocmforge.backend.protocol import Float32Array
+from rocmforge.backend.arrays import Float32Array
 from rocmforge.checkpoint.cache_types import SCALED_CACHES
 from rocmforge.models.blocks import Experts
 from rocmforge.models.config import ActivationFunction

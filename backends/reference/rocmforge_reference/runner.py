@@ -8,15 +8,9 @@ from collections.abc import Callable, Mapping
 import numpy as np
 from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped]
 
-from rocmforge.backend.protocol import (
-    NO_SOURCE,
-    Float32Array,
-    Int32Array,
-    RunnerInfo,
-    StepInput,
-    StepOutput,
-    UInt8Array,
-)
+from rocmforge.backend.arrays import Float32Array, Int32Array, UInt8Array
+from rocmforge.backend.protocol import RunnerInfo
+from rocmforge.backend.step import NO_SOURCE, StepInput, StepOutput
 from rocmforge.backend.windows import WindowGroups, in_own_blocks
 from rocmforge.errors import BackendError, OutOfMemory
 from rocmforge.logits.processor import LogitsProcessor

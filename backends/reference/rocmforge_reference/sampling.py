@@ -33,7 +33,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from rocmforge.backend.protocol import SAMPLE, Float32Array, Int32Array, SamplingBatch
+from rocmforge.backend.arrays import Float32Array, Int32Array
+from rocmforge.backend.step import SAMPLE, SamplingBatch
 from rocmforge.logits.host import apply_processors
 from rocmforge.logits.processor import LogitsProcessor
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from rocmforge.backend.protocol import Float32Array
+from rocmforge.backend.arrays import Float32Array
 from rocmforge.models.blocks import ModelWeights, WeightPlace
 from rocmforge.models.lora import Adapter
 from rocmforge.models.weights import map_places

@@ -21,7 +21,7 @@ from rocmforge.api.http.body import MAX_BODY, read_json
 from rocmforge.api.http.keys import Scope
 from rocmforge.api.messages.schema import ModelInfo, ModelPage
 from rocmforge.api.ops_schema import LoadStatus, ModelCard, ModelChanged, ModelList, ModelName
-from rocmforge.backend.protocol import NO_ADAPTER
+from rocmforge.backend.step import NO_ADAPTER
 from rocmforge.errors import ModelNotFound
 from rocmforge.fleet.entry import ModelState
 from rocmforge.fleet.model import ServedModel

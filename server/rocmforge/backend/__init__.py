@@ -1,1 +1,1 @@
-"""The definition of a backend (`protocol`, `ops`), and how one is found (`registry`)."""
+"""The definition of a backend (`protocol`, `step`), and how one is found (`registry`)."""

@@ -21,7 +21,8 @@ from typing import Final
 
 import numpy as np
 
-from rocmforge.backend.protocol import LoadOptions, RunnerInfo, StepInput
+from rocmforge.backend.protocol import LoadOptions, RunnerInfo
+from rocmforge.backend.step import StepInput
 from rocmforge.models.config import ModelConfig
 
 _MOST_AHEAD: Final = 34

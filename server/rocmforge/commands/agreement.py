@@ -16,7 +16,9 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import structs
 
-from rocmforge.backend.protocol import Float32Array, Int32Array, Runner, StepInput, StepOutput
+from rocmforge.backend.arrays import Float32Array, Int32Array
+from rocmforge.backend.protocol import Runner
+from rocmforge.backend.step import StepInput, StepOutput
 from rocmforge.engine.core import EngineCore
 from rocmforge.engine.ipc.params import GenerateRequest, SamplingParams, TokenLogprob
 from rocmforge.engine.ipc.prompt import (

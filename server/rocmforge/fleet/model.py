@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from rocmforge import __version__
-from rocmforge.backend.protocol import NO_ADAPTER, RunnerInfo
+from rocmforge.backend.protocol import RunnerInfo
+from rocmforge.backend.step import NO_ADAPTER
 from rocmforge.engine.constraint.grammar_checker import GrammarChecker
 from rocmforge.errors import NotReady
 from rocmforge.fleet.entry import LOADING_RETRY_S, FleetEntry

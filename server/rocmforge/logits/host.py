@@ -10,14 +10,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rocmforge.backend.protocol import Float32Array, Int32Array, ProcessorBatch
-from rocmforge.logits.processor import (
-    Function,
-    LogitsProcessor,
-    Nucleus,
-    Reduction,
-    arguments_of,
-)
+from rocmforge.backend.arrays import Float32Array, Int32Array
+from rocmforge.backend.step import ProcessorBatch
+from rocmforge.logits.processor import Function, LogitsProcessor, Nucleus, Reduction, arguments_of
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rocmforge.backend.protocol import NO_ADAPTER
+from rocmforge.backend.step import NO_ADAPTER
 from rocmforge.errors import BadAdapter
 from rocmforge.models.lora import AdapterSpec
 from rocmforge_hip.backend import create as create_hip

@@ -11,7 +11,7 @@ from typing import Literal
 import pytest
 
 from rocmforge.backend import registry
-from rocmforge.backend.protocol import StepInput
+from rocmforge.backend.step import StepInput
 from rocmforge.errors import EngineError
 from rocmforge_hip.device.driver import Driver as HipDriver
 from rocmforge_hip.run.block_copies import BlockCopies

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rocmforge.backend.protocol import StepOutput
+from rocmforge.backend.step import StepOutput
 from rocmforge.models.weights import present
 from tests.backend.driving import Chunk, Driver
 from tests.data.models.tiny_models import PROMPT, by_name, write_model

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rocmforge.backend.protocol import StepInput
+from rocmforge.backend.step import StepInput
 from rocmforge_hip.load import loading
 from rocmforge_hip.run import first_prompts
 from rocmforge_hip.run.runner import HipRunner

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rocmforge.backend.protocol import Float32Array, Runner
+from rocmforge.backend.arrays import Float32Array
+from rocmforge.backend.protocol import Runner
 from rocmforge.cli import main
 from rocmforge.engine.ipc.params import Pooling
 from rocmforge_hip.backend import create

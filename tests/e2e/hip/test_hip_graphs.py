@@ -9,7 +9,8 @@ from typing import NoReturn
 
 import pytest
 
-from rocmforge.backend.protocol import LoadOptions, StepOutput
+from rocmforge.backend.protocol import LoadOptions
+from rocmforge.backend.step import StepOutput
 from rocmforge.errors import BackendError
 from rocmforge.models.lora import AdapterSpec
 from rocmforge_hip.backend import create

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from rocmforge.backend.protocol import Int32Array, StepInput
+from rocmforge.backend.arrays import Int32Array
+from rocmforge.backend.step import StepInput
 from rocmforge.engine.ipc.params import SamplingParams
 from rocmforge.engine.ipc.prompt import Prompt
 from rocmforge.errors import ConfigurationError

@@ -17,7 +17,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from rocmforge.backend.protocol import Float32Array, LoadOptions, Runner, StepOutput
+from rocmforge.backend.arrays import Float32Array
+from rocmforge.backend.protocol import LoadOptions, Runner
+from rocmforge.backend.step import StepOutput
 from rocmforge.engine.ipc.params import SamplingParams, TokenLogprob
 from rocmforge.engine.ipc.status import EngineStats
 from rocmforge.errors import EngineError, ModelLoadError
@@ -30,12 +32,7 @@ from rocmforge_reference import ops as reference_ops
 from tests.backend.driving import Chunk, Driver, Want, make_step
 from tests.data.models.tiny_models import PROMPT, by_name, write_model
 from tests.support.core import make_core, reports
-from tests.support.hip import (
-    FLOAT_MODELS,
-    fitting,
-    quantized,
-    write_quantized,
-)
+from tests.support.hip import FLOAT_MODELS, fitting, quantized, write_quantized
 from tests.support.host_platform import HostPlatform
 from tests.support.loading import load_file
 from tests.support.options import SMALL

@@ -19,13 +19,8 @@ import numpy.typing as npt
 import pytest
 
 from kernels.builder import ROOT
-from rocmforge.backend.protocol import (
-    NO_ADAPTER,
-    LoadOptions,
-    MasksLate,
-    Runner,
-    StepOutput,
-)
+from rocmforge.backend.protocol import LoadOptions, MasksLate, Runner
+from rocmforge.backend.step import NO_ADAPTER, StepOutput
 from rocmforge.engine.client.client import AsyncEngine
 from rocmforge.engine.client.config import EngineConfig
 from rocmforge.engine.ipc.params import FinishReason, SamplingParams, TokenEvent

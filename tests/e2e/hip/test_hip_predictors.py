@@ -13,7 +13,8 @@ import numpy.typing as npt
 import pytest
 
 from rocmforge.backend import registry
-from rocmforge.backend.protocol import LoadOptions, Runner, StepInput
+from rocmforge.backend.protocol import LoadOptions, Runner
+from rocmforge.backend.step import StepInput
 from rocmforge.engine.core import EngineCore
 from rocmforge.engine.ipc.params import SamplingParams
 from rocmforge.errors import ConfigurationError

@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 import pytest
 
-from rocmforge.backend.protocol import StepOutput
+from rocmforge.backend.step import StepOutput
 from rocmforge.models.weights import present
 from rocmforge_hip.run import teams
 from tests.backend.driving import Chunk, Driver, Want

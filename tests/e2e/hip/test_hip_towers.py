@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from rocmforge.backend.protocol import Backend, Float32Array, Runner, StepOutput
+from rocmforge.backend.arrays import Float32Array
+from rocmforge.backend.protocol import Backend, Runner
+from rocmforge.backend.step import StepOutput
 from rocmforge.engine.ipc.params import SamplingParams
 from rocmforge.engine.waiting.images import in_order
 from rocmforge_hip.backend import create as create_hip

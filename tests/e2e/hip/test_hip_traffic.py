@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rocmforge.backend.protocol import StepCost
+from rocmforge.backend.step import StepCost
 from rocmforge_hip.backend import create
 from rocmforge_hip.device.driver import Driver as HipDriver
 from rocmforge_hip.device.memory import DeviceBuffer, spec

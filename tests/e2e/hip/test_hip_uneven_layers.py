@@ -15,7 +15,8 @@ from typing import Literal
 import numpy as np
 import pytest
 
-from rocmforge.backend.protocol import NO_ADAPTER, Backend, LoadOptions
+from rocmforge.backend.protocol import Backend, LoadOptions
+from rocmforge.backend.step import NO_ADAPTER
 from rocmforge.opening import open_checkpoint
 from rocmforge_hip.backend import create as create_hip
 from rocmforge_hip.run.runner import HipRunner

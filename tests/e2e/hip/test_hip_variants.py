@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from rocmforge.backend.protocol import LoadOptions, StepOutput
+from rocmforge.backend.protocol import LoadOptions
+from rocmforge.backend.step import StepOutput
 from rocmforge_hip.device.kernel import Kernel
 from rocmforge_hip.load import loading
 from rocmforge_hip.ops.step import VARIANTS

@@ -14,7 +14,7 @@ import pytest
 from numpy.typing import NDArray
 
 from rocmforge.backend.optional import OpCheck
-from rocmforge.backend.protocol import StepInput
+from rocmforge.backend.step import StepInput
 from rocmforge.cli import main
 from rocmforge.commands import verify
 from rocmforge.gguf.synthetic import write_synthetic_model

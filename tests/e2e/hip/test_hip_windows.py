@@ -9,7 +9,8 @@ from typing import Literal
 
 import pytest
 
-from rocmforge.backend.protocol import RunnerInfo, StepInput
+from rocmforge.backend.protocol import RunnerInfo
+from rocmforge.backend.step import StepInput
 from tests.data.models.tiny_gemma4 import sized_gemma4
 from tests.data.models.tiny_model import TinyModel
 from tests.data.models.tiny_models import by_name, write_model

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rocmforge.backend.protocol import NO_ADAPTER
+from rocmforge.backend.step import NO_ADAPTER
 from rocmforge.models.lora import AdapterSpec
 from rocmforge_reference.backend import create
 from tests.backend.driving import Chunk, Driver, Want

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from rocmforge.backend.protocol import Float32Array
+from rocmforge.backend.arrays import Float32Array
 from rocmforge.engine.ipc.params import Pooling, SamplingParams
 from rocmforge_reference.backend import create
 from tests.support.core import Request, make_core, vectors_of

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from rocmforge.backend.protocol import SamplingBatch
+from rocmforge.backend.step import SamplingBatch
 from rocmforge_reference.sampling import NO_TOKEN, gumbel_noise, sample
 from tests.backend.driving import Want, make_sampling
 from tests.support.kernels import Device

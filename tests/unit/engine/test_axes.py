@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rocmforge.backend.protocol import NO_SOURCE
+from rocmforge.backend.step import NO_SOURCE
 from rocmforge.engine.ipc.params import SamplingParams
 from rocmforge.engine.ipc.prompt import EmbeddingSpan, Prompt, TokenSpan
 from rocmforge.engine.schedule.batch import build_step

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from rocmforge.backend.protocol import MAX_KEPT_STATES
+from rocmforge.backend.step import MAX_KEPT_STATES
 from rocmforge.engine.cache.state_slots import StateSlots
 from rocmforge.engine.ipc.messages import Cancel
 from rocmforge.engine.ipc.params import FinishReason, SamplingParams

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocmforge.backend.protocol import Float32Array
+from rocmforge.backend.arrays import Float32Array
 from rocmforge.checkpoint.formats import FORMATS
 from rocmforge.checkpoint.tensor import Tensor
 from rocmforge.models.lora import LowRank

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rocmforge.backend.protocol import ProcessorBatch
+from rocmforge.backend.step import ProcessorBatch
 from rocmforge_hip.ops.processor_arrays import UseSizes, launches
 from rocmforge_hip.ops.step import ListSizes, StepLayout, StepShape
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rocmforge.backend.protocol import MAX_KEPT_STATES, NO_SLOT, StepInput
+from rocmforge.backend.step import MAX_KEPT_STATES, NO_SLOT, StepInput
 from rocmforge_hip.device.memory import DeviceArray, HostCopies
 from rocmforge_hip.device.records import named_leaves
 from rocmforge_hip.ops.step import ListSizes, SamplingNeeds, StepLayout, StepShape

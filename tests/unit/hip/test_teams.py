@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocmforge.backend.protocol import Int32Array
+from rocmforge.backend.arrays import Int32Array
 from rocmforge.choices import Switch
 from rocmforge_hip.run.teams import LEAST_SHARED, TeamFinder, Teams, form_teams
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocmforge.backend.protocol import Float32Array
+from rocmforge.backend.arrays import Float32Array
 from rocmforge.logits.builtin import dry, typical_p, xtc
 from tests.support.processors import process
 

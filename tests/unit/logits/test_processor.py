@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rocmforge.backend.protocol import SamplingBatch
+from rocmforge.backend.step import SamplingBatch
 from rocmforge.errors import ConfigurationError
 from rocmforge.logits import (
     INF,

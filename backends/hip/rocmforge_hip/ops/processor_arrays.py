@@ -8,7 +8,7 @@ from typing import Any, Final, Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from rocmforge.backend.protocol import ProcessorBatch
+from rocmforge.backend.step import ProcessorBatch
 from rocmforge.logits.processor import MAX_NUMBERS, MAX_PROCESSORS
 from rocmforge_hip.device.memory import ArraySpec, spec
 

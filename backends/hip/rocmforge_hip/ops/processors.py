@@ -8,7 +8,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from rocmforge.backend.protocol import ProcessorBatch
+from rocmforge.backend.step import ProcessorBatch
 from rocmforge.logits.host import apply_processors
 from rocmforge.logits.processor import LogitsProcessor
 from rocmforge_hip.device.driver import Driver

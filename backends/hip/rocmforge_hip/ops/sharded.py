@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rocmforge.backend.protocol import Int32Array
+from rocmforge.backend.arrays import Int32Array
 from rocmforge.models.blocks import Experts, Role
 from rocmforge.models.config import ActivationFunction
 from rocmforge_hip.device.memory import DeviceArray

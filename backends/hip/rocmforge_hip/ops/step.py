@@ -17,13 +17,8 @@ from typing import Any, Final, Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from rocmforge.backend.protocol import (
-    MAX_KEPT_STATES,
-    NO_SLOT,
-    Int32Array,
-    SamplingBatch,
-    StepInput,
-)
+from rocmforge.backend.arrays import Int32Array
+from rocmforge.backend.step import MAX_KEPT_STATES, NO_SLOT, SamplingBatch, StepInput
 from rocmforge_hip.device.constants import BLOCK_TOKENS
 from rocmforge_hip.device.driver import Driver
 from rocmforge_hip.device.memory import ArraySpec, DeviceArray, spec

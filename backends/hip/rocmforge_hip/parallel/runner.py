@@ -12,14 +12,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 
-from rocmforge.backend.protocol import (
-    LoadOptions,
-    ProgressCallback,
-    RunnerInfo,
-    StepInput,
-    StepOutput,
-    UInt32Array,
-)
+from rocmforge.backend.arrays import UInt32Array
+from rocmforge.backend.protocol import LoadOptions, ProgressCallback, RunnerInfo
+from rocmforge.backend.step import StepInput, StepOutput
 from rocmforge.errors import EngineError
 from rocmforge.models.checkpoint import Checkpoint
 from rocmforge_hip.device.discovery import FoundDevice, list_names

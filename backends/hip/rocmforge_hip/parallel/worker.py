@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from rocmforge.backend.protocol import StepInput
+from rocmforge.backend.step import StepInput
 from rocmforge.errors import RocmForgeError
 from rocmforge.opening import open_checkpoint
 from rocmforge_hip.device.opening import Device

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from rocmforge.backend.protocol import Int32Array, StepInput
+from rocmforge.backend.arrays import Int32Array
+from rocmforge.backend.step import StepInput
 from rocmforge.models.rope import AxisRotation
 from rocmforge_hip.device.opening import Device
 from rocmforge_hip.ops.cached_attention import DeviceRopeTable

@@ -19,7 +19,8 @@ from typing import Final
 
 import numpy as np
 
-from rocmforge.backend.protocol import Int32Array, StepInput, UInt8Array
+from rocmforge.backend.arrays import Int32Array, UInt8Array
+from rocmforge.backend.step import StepInput
 from rocmforge_hip.device.constants import BLOCK_TOKENS
 from rocmforge_hip.device.memory import DeviceArray, PinnedBuffer
 from rocmforge_hip.device.opening import Device

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from rocmforge.backend.protocol import MAX_KEPT_STATES, StepInput
+from rocmforge.backend.step import MAX_KEPT_STATES, StepInput
 
 
 def as_decodes(step: StepInput, most: int) -> StepInput:

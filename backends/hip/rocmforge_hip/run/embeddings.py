@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rocmforge.backend.protocol import Float32Array, Int32Array
+from rocmforge.backend.arrays import Float32Array, Int32Array
 from rocmforge_hip.device.memory import HostCopies, PinnedBuffer
 from rocmforge_hip.device.opening import Device
 from rocmforge_hip.ops.step import StagedRows

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from rocmforge.backend.protocol import StepOutput
+from rocmforge.backend.step import StepOutput
 from rocmforge_hip.ops.activations import StepLimits
 from rocmforge_hip.run.runner import HipRunner
 from rocmforge_hip.run.trial_steps import TURNS, TrialCase, TrialSteps, difference_of

@@ -15,16 +15,9 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from rocmforge.backend.protocol import (
-    MAX_KEPT_STATES,
-    Int32Array,
-    RunnerInfo,
-    StepCost,
-    StepInput,
-    StepOutput,
-    UInt8Array,
-    UInt32Array,
-)
+from rocmforge.backend.arrays import Int32Array, UInt8Array, UInt32Array
+from rocmforge.backend.protocol import RunnerInfo
+from rocmforge.backend.step import MAX_KEPT_STATES, StepCost, StepInput, StepOutput
 from rocmforge.backend.windows import WindowGroups, in_own_blocks
 from rocmforge.choices import Switch
 from rocmforge.errors import OutOfMemory

@@ -11,7 +11,7 @@ from typing import Final
 
 import numpy as np
 
-from rocmforge.backend.protocol import Int32Array
+from rocmforge.backend.arrays import Int32Array
 from rocmforge.choices import Switch
 from rocmforge_hip.device.constants import BLOCK_TOKENS
 

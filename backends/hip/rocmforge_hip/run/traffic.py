@@ -8,7 +8,8 @@ from typing import Final
 
 import numpy as np
 
-from rocmforge.backend.protocol import Int32Array, StepInput
+from rocmforge.backend.arrays import Int32Array
+from rocmforge.backend.step import StepInput
 from rocmforge.models.blocks import Fusion, ModelWeights, Role
 from rocmforge.models.config import ModelConfig
 from rocmforge.models.layer_config import ExpertsConfig

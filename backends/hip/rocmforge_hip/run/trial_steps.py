@@ -9,16 +9,8 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from rocmforge.backend.protocol import (
-    NO_SLOT,
-    NO_SOURCE,
-    SAMPLE,
-    Float32Array,
-    Int32Array,
-    SamplingBatch,
-    StepInput,
-    StepOutput,
-)
+from rocmforge.backend.arrays import Float32Array, Int32Array
+from rocmforge.backend.step import NO_SLOT, NO_SOURCE, SAMPLE, SamplingBatch, StepInput, StepOutput
 from rocmforge.backend.windows import with_windows
 from rocmforge_hip.device.constants import BLOCK_TOKENS
 from rocmforge_hip.ops.activations import StepLimits

@@ -14,7 +14,7 @@ from itertools import product
 from statistics import median
 from typing import Final
 
-from rocmforge.backend.protocol import StepOutput
+from rocmforge.backend.step import StepOutput
 from rocmforge_hip.device.constants import BLOCK_TOKENS
 from rocmforge_hip.ops.activations import StepLimits
 from rocmforge_hip.ops.geometry import MAX_GEMV_ROWS

@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from rocmforge.backend.protocol import NO_ADAPTER
+from rocmforge.backend.step import NO_ADAPTER
 from rocmforge.models.config import ActivationFunction
 from rocmforge.models.weights import walk
 from rocmforge_hip.verify import oracle

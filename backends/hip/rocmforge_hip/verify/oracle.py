@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from rocmforge.backend.protocol import SamplingBatch
+from rocmforge.backend.step import SamplingBatch
 from rocmforge.models.config import ActivationFunction
 from rocmforge.models.layer_config import ExpertsConfig, RouterFunction
 from rocmforge.models.rope_config import RopeStyle

@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from rocmforge.backend.protocol import SamplingBatch
+from rocmforge.backend.step import SamplingBatch
 from rocmforge_hip.ops.activations import Activation
 from rocmforge_hip.ops.step_output import OutputLayout
 from rocmforge_hip.verify import oracle

@@ -10,7 +10,8 @@ from typing import Any, Final, Literal, Self
 import numpy as np
 import numpy.typing as npt
 
-from rocmforge.backend.protocol import LoadOptions, SamplingBatch, StepInput
+from rocmforge.backend.protocol import LoadOptions
+from rocmforge.backend.step import SamplingBatch, StepInput
 from rocmforge.checkpoint.formats import FORMATS
 from rocmforge.checkpoint.tensor import Stack, Tensor
 from rocmforge.errors import EngineError

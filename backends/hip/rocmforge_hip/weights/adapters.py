@@ -14,7 +14,7 @@ from typing import Any, Final, Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from rocmforge.backend.protocol import Float32Array, Int32Array
+from rocmforge.backend.arrays import Float32Array, Int32Array
 from rocmforge.models.blocks import Fusion, ModelWeights, WeightPlace
 from rocmforge.models.lora import Adapter, LowRank
 from rocmforge.models.weights import walk

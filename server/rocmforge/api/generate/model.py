@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from rocmforge.api.http.origin import Origin
 from rocmforge.api.metrics.request_log import RequestLog
 from rocmforge.api.metrics.requests import Metrics
-from rocmforge.backend.protocol import NO_ADAPTER
+from rocmforge.backend.step import NO_ADAPTER
 from rocmforge.fleet.model import ServedModel
 
 

@@ -11,7 +11,7 @@ from rocmforge.api.generate.schema import ChatRequest, ContentPart, Message
 from rocmforge.api.generate.tools import offered_tools
 from rocmforge.api.images.prompt_images import PromptImage, prompt_with_images
 from rocmforge.api.images.schema import IMAGE, ImageUrl, PlacedImage
-from rocmforge.backend.protocol import NO_ADAPTER
+from rocmforge.backend.step import NO_ADAPTER
 from rocmforge.engine.ipc.params import NO_KEY, Share
 from rocmforge.engine.ipc.prompt import Prompt, token_prompt
 from rocmforge.engine.sequence.block_keys import root_key

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import partial
 
-from rocmforge.backend.protocol import NO_SLOT
+from rocmforge.backend.step import NO_SLOT
 from rocmforge.engine.cache.blocks import BlockAllocator
 from rocmforge.engine.cache.state_keeper import StateKeeper
 from rocmforge.engine.cache.tiers.tiers import Arrival, CacheTiers

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from math import inf
 from typing import Final
 
-from rocmforge.backend.protocol import NO_SLOT
+from rocmforge.backend.step import NO_SLOT
 from rocmforge.engine.cache.blocks import Watcher
 from rocmforge.engine.cache.state_slots import StateSlots
 from rocmforge.engine.ipc.totals import Totals

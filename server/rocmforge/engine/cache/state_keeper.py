@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 from itertools import pairwise
 from typing import Final
 
-from rocmforge.backend.protocol import NO_SLOT
+from rocmforge.backend.step import NO_SLOT
 from rocmforge.engine.cache.blocks import Watcher
 from rocmforge.engine.cache.snapshots import Snapshots
 from rocmforge.engine.cache.state_slots import StateSlots

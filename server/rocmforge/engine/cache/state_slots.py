@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from rocmforge.backend.protocol import NO_SLOT
+from rocmforge.backend.step import NO_SLOT
 
 
 class StateSlots:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from rocmforge.backend.protocol import Int32Array, UInt32Array
+from rocmforge.backend.arrays import Int32Array, UInt32Array
 
 
 class Constraint(Protocol):

@@ -12,7 +12,7 @@ from weakref import proxy
 
 import llguidance
 
-from rocmforge.backend.protocol import Int32Array, UInt32Array
+from rocmforge.backend.arrays import Int32Array, UInt32Array
 from rocmforge.engine.ipc.grammar_name import grammar_name
 from rocmforge.engine.ipc.params import TokenPieces
 from rocmforge.errors import EngineError

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import TypeVar
 
-from rocmforge.backend.protocol import Int32Array, UInt32Array
+from rocmforge.backend.arrays import Int32Array, UInt32Array
 from rocmforge.engine.constraint.constraint import Constraint
 
 T = TypeVar("T")

@@ -6,7 +6,7 @@ from enum import Enum, auto
 
 import numpy as np
 
-from rocmforge.backend.protocol import Int32Array, UInt32Array
+from rocmforge.backend.arrays import Int32Array, UInt32Array
 from rocmforge.engine.constraint.constraint import Constraint
 from rocmforge.engine.ipc.params import Thinking
 

@@ -14,7 +14,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from rocmforge.backend.protocol import Int32Array, Runner, StepOutput, UInt32Array
+from rocmforge.backend.arrays import Int32Array, UInt32Array
+from rocmforge.backend.protocol import Runner
+from rocmforge.backend.step import StepOutput
 from rocmforge.engine.draft.step_times import StepTimes
 from rocmforge.engine.ipc.params import GenerateRequest, SamplingParams
 from rocmforge.engine.ipc.totals import Totals

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rocmforge.backend.protocol import Int32Array
+from rocmforge.backend.arrays import Int32Array
 
 _LONGEST, _SHORTEST = 4, 2
 

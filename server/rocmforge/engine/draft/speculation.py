@@ -20,7 +20,8 @@ from typing import Final
 
 import numpy as np
 
-from rocmforge.backend.protocol import Int32Array, StepOutput
+from rocmforge.backend.arrays import Int32Array
+from rocmforge.backend.step import StepOutput
 from rocmforge.engine.draft.drafter import Drafter
 from rocmforge.engine.draft.lookup import look_up
 from rocmforge.engine.draft.step_times import StepTimes

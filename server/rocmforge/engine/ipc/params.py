@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from rocmforge.backend.protocol import NO_ADAPTER
+from rocmforge.backend.step import NO_ADAPTER
 from rocmforge.engine.ipc.message import Message
 from rocmforge.engine.ipc.prompt import Prompt
 

@@ -11,7 +11,7 @@ from itertools import chain
 
 import numpy as np
 
-from rocmforge.backend.protocol import Float32Array
+from rocmforge.backend.arrays import Float32Array
 from rocmforge.engine.ipc.message import Message
 from rocmforge.errors import InvalidParameter
 from rocmforge.models.vision.image import ImageTile

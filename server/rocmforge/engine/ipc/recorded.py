@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from rocmforge.backend.protocol import Float32Array, Int32Array
+from rocmforge.backend.arrays import Float32Array, Int32Array
 
 TOP: Final = 20
 """The most probable tokens whose log-probabilities are recorded at each place."""

@@ -7,7 +7,7 @@ from typing import Annotated, Final, Literal, get_type_hints
 
 import msgspec
 
-from rocmforge.backend.protocol import StepCost
+from rocmforge.backend.step import StepCost
 
 NS: Final = 1e-9
 

@@ -7,13 +7,13 @@ from typing import Final
 
 import numpy as np
 
-from rocmforge.backend.protocol import (
+from rocmforge.backend.arrays import Int32Array
+from rocmforge.backend.protocol import Runner
+from rocmforge.backend.step import (
     NO_ADAPTER,
     NO_SLOT,
     NO_SOURCE,
     SAMPLE,
-    Int32Array,
-    Runner,
     SamplingBatch,
     StepInput,
     StepOutput,

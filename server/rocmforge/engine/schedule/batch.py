@@ -4,17 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from rocmforge.backend.protocol import (
-    NO_ADAPTER,
-    NO_SLOT,
-    NO_SOURCE,
-    SAMPLE,
-    Float32Array,
-    Int32Array,
-    SamplingBatch,
-    StepInput,
-    UInt32Array,
-)
+from rocmforge.backend.arrays import Float32Array, Int32Array, UInt32Array
+from rocmforge.backend.step import NO_ADAPTER, NO_SLOT, NO_SOURCE, SAMPLE, SamplingBatch, StepInput
 from rocmforge.engine.schedule.chunks import Chunk
 from rocmforge.engine.schedule.processors import build_processors
 from rocmforge.engine.sequence.sequence import LogitBias, SeenTokens, Status

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from rocmforge.backend.protocol import NO_SLOT, Int32Array
+from rocmforge.backend.arrays import Int32Array
+from rocmforge.backend.step import NO_SLOT
 from rocmforge.engine.constraint.constraint import Constraint
 from rocmforge.engine.ipc.recorded import TOP
 from rocmforge.engine.sequence.sequence import Sequence

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rocmforge.backend.protocol import StepOutput
+from rocmforge.backend.step import StepOutput
 from rocmforge.engine.ipc.params import TokenLogprob
 from rocmforge.engine.ipc.recorded import TOP, pack
 

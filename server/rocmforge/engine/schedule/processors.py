@@ -7,7 +7,8 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from rocmforge.backend.protocol import NO_SOURCE, Int32Array, ProcessorBatch
+from rocmforge.backend.arrays import Int32Array
+from rocmforge.backend.step import NO_SOURCE, ProcessorBatch
 from rocmforge.engine.ipc.params import ProcessorUse
 from rocmforge.engine.schedule.chunks import Chunk
 from rocmforge.logits.processor import uniform_number

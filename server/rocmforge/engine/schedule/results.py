@@ -6,7 +6,7 @@ from typing import Protocol
 
 import numpy as np
 
-from rocmforge.backend.protocol import StepOutput
+from rocmforge.backend.step import StepOutput
 from rocmforge.engine.cache.block_manager import BlockManager
 from rocmforge.engine.ipc.params import FinishReason, TokenEvent
 from rocmforge.engine.ipc.totals import Totals

@@ -19,7 +19,8 @@ from heapq import heappop, heappush
 
 from msgspec import structs
 
-from rocmforge.backend.protocol import RunnerInfo, StepOutput
+from rocmforge.backend.protocol import RunnerInfo
+from rocmforge.backend.step import StepOutput
 from rocmforge.backend.windows import context_blocks
 from rocmforge.engine.cache.block_manager import BlockManager
 from rocmforge.engine.cache.tiers.tiers import CacheTiers

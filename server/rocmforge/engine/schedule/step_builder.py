@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from rocmforge.backend.protocol import NO_SLOT, NO_SOURCE
+from rocmforge.backend.step import NO_SLOT, NO_SOURCE
 from rocmforge.engine.schedule.chunks import Chunk
 from rocmforge.engine.schedule.limits import SchedulerLimits
 from rocmforge.engine.schedule.time_budget import LEAST_TOKENS, TimeBudget

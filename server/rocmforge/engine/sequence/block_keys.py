@@ -16,7 +16,8 @@ from __future__ import annotations
 
 from hashlib import blake2b
 
-from rocmforge.backend.protocol import NO_ADAPTER, Int32Array
+from rocmforge.backend.arrays import Int32Array
+from rocmforge.backend.step import NO_ADAPTER
 from rocmforge.engine.ipc.params import NO_KEY, Share
 
 BlockKey = bytes

@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from rocmforge.backend.protocol import Int32Array
+from rocmforge.backend.arrays import Int32Array
 
 _NO_TOKENS: Final = np.zeros(0, np.int32)
 _FADING: Final = 0.9

@@ -11,7 +11,7 @@ from struct import pack
 import numpy as np
 import numpy.typing as npt
 
-from rocmforge.backend.protocol import Float32Array, Int32Array
+from rocmforge.backend.arrays import Float32Array, Int32Array
 from rocmforge.engine.ipc.prompt import Prompt
 
 

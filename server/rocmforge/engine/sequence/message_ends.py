@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rocmforge.backend.protocol import Int32Array
+from rocmforge.backend.arrays import Int32Array
 from rocmforge.engine.sequence.sequence import Sequence
 
 

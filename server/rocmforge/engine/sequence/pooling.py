@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rocmforge.backend.protocol import Float32Array
+from rocmforge.backend.arrays import Float32Array
 from rocmforge.engine.ipc.params import Pooling
 
 

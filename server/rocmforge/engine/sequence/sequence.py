@@ -6,7 +6,8 @@ from enum import Enum, auto
 
 import numpy as np
 
-from rocmforge.backend.protocol import NO_SOURCE, Float32Array, Int32Array
+from rocmforge.backend.arrays import Float32Array, Int32Array
+from rocmforge.backend.step import NO_SOURCE
 from rocmforge.engine.constraint.constraint import Constraint
 from rocmforge.engine.ipc.params import GenerateRequest, RequestTiming, TokenLogprob
 from rocmforge.engine.ipc.prompt import EmbeddingSpan

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rocmforge.backend.protocol import NO_SLOT
+from rocmforge.backend.step import NO_SLOT
 from rocmforge.engine.sequence.block_keys import BlockKey
 
 

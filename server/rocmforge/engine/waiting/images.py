@@ -11,7 +11,9 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import structs
 
-from rocmforge.backend.protocol import Float32Array, Int32Array, Runner, StepInput
+from rocmforge.backend.arrays import Float32Array, Int32Array
+from rocmforge.backend.protocol import Runner
+from rocmforge.backend.step import StepInput
 from rocmforge.engine.ipc.params import FinishReason, GenerateRequest, TokenEvent
 from rocmforge.engine.ipc.prompt import EmbeddingSpan, ImageSpan, Prompt, TokenSpan
 from rocmforge.engine.ipc.totals import Totals

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from rocmforge.backend.protocol import UInt32Array
+from rocmforge.backend.arrays import UInt32Array
 from rocmforge.engine.constraint.grammar import Compiled, Grammars, Matcher
 from rocmforge.engine.core import EngineCore
 from rocmforge.engine.ipc.params import FinishReason, SamplingParams, TokenPieces

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from rocmforge.backend.protocol import UInt32Array
+from rocmforge.backend.arrays import UInt32Array
 from rocmforge.engine.constraint.grammar import Grammars
 from rocmforge.engine.constraint.thinking import ThinkingConstraint
 from rocmforge.engine.core import EngineCore

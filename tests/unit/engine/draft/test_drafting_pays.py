@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from rocmforge.backend.protocol import StepInput, StepOutput
+from rocmforge.backend.step import StepInput, StepOutput
 from rocmforge.engine.core import EngineCore
 from rocmforge.engine.ipc.params import GenerateRequest, SamplingParams
 from tests.support.virtual_device import VirtualClock, VirtualDevice

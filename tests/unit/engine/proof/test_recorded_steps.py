@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 from msgspec import structs
 
-from rocmforge.backend.protocol import StepInput
+from rocmforge.backend.step import StepInput
 from rocmforge.engine.ipc.messages import Command, RecordSteps
 from rocmforge.engine.ipc.params import SamplingParams, TokenEvent, TokenLogprob
 from rocmforge.engine.proof.messages import Sample

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from rocmforge.backend.optional import Rounding
-from rocmforge.backend.protocol import NO_ADAPTER
+from rocmforge.backend.step import NO_ADAPTER
 from rocmforge.engine.ipc.params import SamplingParams, TokenLogprob
 from rocmforge.engine.proof.scoring import Scorer
 from rocmforge.models.lora import AdapterSpec

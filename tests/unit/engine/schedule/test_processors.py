@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rocmforge.backend.protocol import NO_SOURCE, ProcessorBatch
+from rocmforge.backend.step import NO_SOURCE, ProcessorBatch
 from rocmforge.engine.ipc.params import ProcessorUse, SamplingParams
 from rocmforge.engine.schedule.chunks import Chunk
 from rocmforge.engine.schedule.processors import UNKNOWN, build_processors

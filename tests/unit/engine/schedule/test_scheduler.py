@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rocmforge.backend.protocol import StepOutput
+from rocmforge.backend.step import StepOutput
 from rocmforge.engine.ipc.params import FinishReason, GenerateRequest, SamplingParams
 from rocmforge.engine.ipc.totals import Totals
 from rocmforge.engine.schedule.chunks import Chunk

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rocmforge.backend.protocol import StepInput
+from rocmforge.backend.step import StepInput
 from rocmforge.engine.ipc.params import SamplingParams
 from rocmforge.engine.ipc.totals import Totals
 from rocmforge.engine.schedule import scheduler, step_costs, time_budget
@@ -21,14 +21,7 @@ from rocmforge.engine.schedule.step_builder import TILE_TOKENS, StepBuilder
 from rocmforge.engine.schedule.step_costs import StepWork, pairs_of
 from rocmforge.engine.schedule.time_budget import LEAST_TOKENS, TimeBudget
 from rocmforge.engine.sequence.sequence import Status
-from tests.support.virtual_device import (
-    Arrival,
-    Law,
-    Run,
-    VirtualClock,
-    VirtualDevice,
-    simulate,
-)
+from tests.support.virtual_device import Arrival, Law, Run, VirtualClock, VirtualDevice, simulate
 from tests.unit.engine.helpers import request
 
 STALL_MS = 30.0

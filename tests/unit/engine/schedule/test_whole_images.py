@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from rocmforge.backend.protocol import StepInput
+from rocmforge.backend.step import StepInput
 from rocmforge.engine.ipc.params import SamplingParams
 from rocmforge.engine.ipc.prompt import EmbeddingSpan, Prompt, TokenSpan
 from rocmforge.engine.schedule.limits import SchedulerLimits

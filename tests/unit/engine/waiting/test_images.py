@@ -12,7 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from rocmforge.backend.protocol import Float32Array, RunnerInfo, StepInput, StepOutput
+from rocmforge.backend.arrays import Float32Array
+from rocmforge.backend.protocol import RunnerInfo
+from rocmforge.backend.step import StepInput, StepOutput
 from rocmforge.engine.ipc.messages import Cancel
 from rocmforge.engine.ipc.params import FinishReason, GenerateRequest, SamplingParams
 from rocmforge.engine.ipc.prompt import ImageSpan, Prompt, TokenSpan, embedding_span, image_span

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from rocmforge.backend.protocol import MAX_KEPT_STATES
+from rocmforge.backend.step import MAX_KEPT_STATES
 from rocmforge_hip.device.constants import STATE_CHUNK, STATE_CHUNK_COLUMNS, STATE_CHUNK_DIM
 from rocmforge_hip.device.library import KernelLibrary
 from rocmforge_hip.device.memory import DeviceArray

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from rocmforge.backend.protocol import MAX_KEPT_STATES
+from rocmforge.backend.step import MAX_KEPT_STATES
 from rocmforge.models.blocks import Mamba
 from rocmforge.models.config import ModelConfig
 from rocmforge.models.weights import present

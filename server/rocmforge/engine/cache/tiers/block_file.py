@@ -18,7 +18,7 @@ from pathlib import Path
 from struct import Struct
 from typing import Final
 
-from rocmforge.backend.protocol import UInt8Array
+from rocmforge.backend.arrays import UInt8Array
 from rocmforge.engine.sequence.block_keys import BlockKey
 
 SUFFIX: Final = ".kv"

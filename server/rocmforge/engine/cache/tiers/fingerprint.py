@@ -16,7 +16,8 @@ from typing import Final
 import numpy as np
 
 from rocmforge import __version__
-from rocmforge.backend.protocol import LoadOptions, RunnerInfo, UInt8Array
+from rocmforge.backend.arrays import UInt8Array
+from rocmforge.backend.protocol import LoadOptions, RunnerInfo
 from rocmforge.checkpoint.tensor import Stack, Tensor
 from rocmforge.models.checkpoint import Checkpoint
 

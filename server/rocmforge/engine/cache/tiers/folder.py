@@ -19,7 +19,7 @@ from math import inf
 from pathlib import Path
 from typing import Final
 
-from rocmforge.backend.protocol import UInt8Array
+from rocmforge.backend.arrays import UInt8Array
 from rocmforge.engine.cache.tiers.block_file import (
     OVERHEAD,
     PARTIAL,

@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from rocmforge.backend.protocol import Int32Array, UInt8Array
+from rocmforge.backend.arrays import Int32Array, UInt8Array
 from rocmforge.engine.cache.tiers.folder import CacheFolder
 from rocmforge.engine.cache.tiers.host_slots import HostEntry, HostSlots
 from rocmforge.engine.cache.tiers.worth import CopyTime

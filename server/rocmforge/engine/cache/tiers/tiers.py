@@ -19,7 +19,8 @@ from typing import Final, Literal
 
 import numpy as np
 
-from rocmforge.backend.protocol import NO_SLOT, CopiesBlocks
+from rocmforge.backend.protocol import CopiesBlocks
+from rocmforge.backend.step import NO_SLOT
 from rocmforge.engine.cache.tiers.folder import CacheFolder, ReadResult
 from rocmforge.engine.cache.tiers.host_slots import HostEntry
 from rocmforge.engine.cache.tiers.pool import TierPool
