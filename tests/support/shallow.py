@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from gguf.constants import GGMLQuantizationType
 
-from rocmforge.gguf.config import read_config
+from rocmforge.gguf.config.reading import read_config
 from rocmforge.gguf.reader import open_gguf
 from tests.support.gguf_writer import Stored, write_gguf
 

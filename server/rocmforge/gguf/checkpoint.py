@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from rocmforge.errors import ConfigurationError, RocmForgeError
-from rocmforge.gguf.config import read_config, read_sampling
+from rocmforge.gguf.config.reading import read_config, read_sampling
 from rocmforge.gguf.reader import GgufFile, open_gguf
 from rocmforge.gguf.tokenizer import has_tokenizer, read_templates, read_tokenizer
 from rocmforge.gguf.towers.mmproj import find_mmproj, open_mmproj

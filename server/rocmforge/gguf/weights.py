@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from rocmforge.checkpoint.tensor import Tensor
 from rocmforge.errors import UnsupportedTensor
-from rocmforge.gguf.keys import predicting_layers
+from rocmforge.gguf.config.keys import predicting_layers
 from rocmforge.gguf.names import (
     DENSE,
     FREQUENCY_FACTORS,

@@ -17,7 +17,7 @@ from rocmforge.backend.protocol import LoadOptions
 from rocmforge.checkpoint.cache_types import CACHE_TYPES
 from rocmforge.errors import OutOfMemory, UnsupportedTensor
 from rocmforge.gguf.checkpoint import read_checkpoint
-from rocmforge.gguf.config import read_config
+from rocmforge.gguf.config.reading import read_config
 from rocmforge.gguf.reader import open_gguf
 from rocmforge.models.memory import kv_bytes_per_token
 from rocmforge.models.weights import present, take

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from rocmforge.errors import BadFolder, UnsupportedArchitecture
-from rocmforge.gguf.config import read_config
+from rocmforge.gguf.config.reading import read_config
 from rocmforge.gguf.names import PERMUTED
 from rocmforge.gguf.reader import open_gguf
 from rocmforge.huggingface.config.decoders import read_decoder

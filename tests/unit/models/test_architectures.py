@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from rocmforge.errors import BadGguf, UnsupportedArchitecture
-from rocmforge.gguf.config import read_config
+from rocmforge.gguf.config.reading import read_config
 from rocmforge.gguf.reader import open_gguf
 from rocmforge.models.config import ActivationFunction, ModelConfig
 from rocmforge.models.families import FAMILIES

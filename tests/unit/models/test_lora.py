@@ -12,7 +12,7 @@ import pytest
 from rocmforge.errors import BadAdapter, ConfigurationError, ModelFileNotFound
 from rocmforge.gguf.adapter import read_adapter
 from rocmforge.gguf.checkpoint import read_checkpoint
-from rocmforge.gguf.config import read_config
+from rocmforge.gguf.config.reading import read_config
 from rocmforge.gguf.reader import open_gguf
 from rocmforge.models.config import ModelConfig
 from rocmforge.models.lora import Adapter, AdapterSpec, parse_adapters

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rocmforge.gguf.keys import declared_pooling
+from rocmforge.gguf.config.keys import declared_pooling
 from rocmforge.models.pooling import PoolingType
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from rocmforge.errors import UnsupportedTensor
 from rocmforge.gguf.checkpoint import read_checkpoint
-from rocmforge.gguf.config import read_config
+from rocmforge.gguf.config.reading import read_config
 from rocmforge.gguf.reader import open_gguf
 from rocmforge.models.rope import RopeTables, load_rope_tables, scaled_frequencies
 from rocmforge.models.rope_config import PositionAxes, RopeConfig, RopeStyle, axes_of_pairs

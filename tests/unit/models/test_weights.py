@@ -14,7 +14,7 @@ import pytest
 from rocmforge.checkpoint.tensor import Tensor
 from rocmforge.errors import UnsupportedTensor
 from rocmforge.gguf.checkpoint import read_checkpoint
-from rocmforge.gguf.config import read_config
+from rocmforge.gguf.config.reading import read_config
 from rocmforge.gguf.reader import open_gguf
 from rocmforge.models.blocks import ModelWeights
 from rocmforge.models.memory import (

@@ -7,8 +7,8 @@ from typing import Final
 from gguf.constants import GGUFType, Keys
 
 from rocmforge.errors import BadAdapter, BadGguf, UnsupportedArchitecture
-from rocmforge.gguf.config_reader import ConfigReader
-from rocmforge.gguf.encoder_config import EncoderConfigReader
+from rocmforge.gguf.config.encoders import EncoderConfigReader
+from rocmforge.gguf.config.model import ConfigReader
 from rocmforge.gguf.reader import GgufFile
 from rocmforge.models.config import ModelConfig
 from rocmforge.models.families import FAMILIES

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rocmforge.errors import UnsupportedArchitecture, UnsupportedTensor
-from rocmforge.gguf.config_reader import ConfigReader
+from rocmforge.gguf.config.model import ConfigReader
 from rocmforge.gguf.names import SCORES
 from rocmforge.models.config import ModelConfig, NormKind
 from rocmforge.models.families import FAMILIES
 from rocmforge.models.pooling import PoolingType
-from rocmforge.models.rope_config import RopeScaling
 
 
 class EncoderConfigReader(ConfigReader):
@@ -58,14 +57,6 @@ class EncoderConfigReader(ConfigReader):
         if declared is not PoolingType.NONE:
             return declared
         return PoolingType.RANK if SCORES in self._file.tensors else PoolingType.MEAN
-
-    def _rope_scaling(self, context: int) -> RopeScaling | None:
-        scaling = super()._rope_scaling(context)
-        if scaling is not None and scaling.factor != 1:
-            raise UnsupportedArchitecture(
-                f"{self._name} with rope scaling ({self._key('rope.scaling.type')})", self._known
-            )
-        return None
 
     def _seen(self, window: int, context: int) -> int:
         """Returns a window of ours. That of the file counts the tokens to both sides."""

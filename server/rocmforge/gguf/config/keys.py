@@ -61,6 +61,13 @@ class KeyReader:
             raise self._bad(suffix, f"{value} is not positive")
         return value
 
+    def _count(self, suffix: str, default: int = 0) -> int:
+        """Returns a number that may be 0."""
+        count = self._file.get_int(self._key(suffix), default)
+        if count < 0:
+            raise self._bad(suffix, f"{count} is negative")
+        return count
+
     def _num_layers(self) -> int:
         count = self._positive("block_count")
         if count > MAX_LAYERS:
@@ -88,12 +95,6 @@ class KeyReader:
             raise self._bad("rope.dimension_count", f"{dim} of {head_dim} elements cannot rotate")
         return dim
 
-    def _theta(self, suffix: str, default: float) -> float:
-        theta = self._file.get_float(self._key(suffix), default)
-        if not 1 < theta < math.inf:
-            raise self._bad(suffix, f"{theta} is not a rope base")
-        return theta
-
     def _layer_flags(self, suffix: str, num_layers: int) -> list[bool] | None:
         """Returns a flag for each layer; None if the key does not hold a list."""
         value = self._file.metadata.get(self._key(suffix))
@@ -102,3 +103,25 @@ class KeyReader:
         if len(value) < num_layers:
             raise self._bad(suffix, f"{len(value)} flags for {num_layers} layers")
         return [bool(flag) for flag in value[:num_layers]]
+
+    def _counts(self, suffix: str, num_layers: int, default: int) -> list[int]:
+        """Returns a number of each layer, which may be 0; the key may hold one for all of them."""
+        key = self._key(suffix)
+        if not isinstance(self._file.metadata.get(key), np.ndarray):
+            return [self._positive(suffix, default)] * num_layers
+        counts: list[int] = self._file.get_ints(key).tolist()[:num_layers]
+        if len(counts) < num_layers or min(counts) < 0:
+            raise self._bad(suffix, f"{counts} are no counts for {num_layers} layers")
+        return counts
+
+    def _have_networks(self, num_layers: int) -> list[bool]:
+        """Returns whether each layer has a feed-forward network or experts."""
+        if not self._family.has_one_part:
+            return [True] * num_layers
+        return [size > 0 for size in self._counts("feed_forward_length", num_layers, 0)]
+
+    def _not_negative(self, suffix: str) -> float:
+        value = self._file.get_float(self._key(suffix), 0.0)
+        if not 0 <= value < math.inf:
+            raise self._bad(suffix, f"{value} is negative or not finite")
+        return value

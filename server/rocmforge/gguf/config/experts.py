@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from rocmforge.errors import UnsupportedArchitecture
-from rocmforge.gguf.keys import KeyReader
+from rocmforge.gguf.config.keys import KeyReader
 from rocmforge.gguf.reader import GgufFile
 from rocmforge.models.families import FAMILIES
 from rocmforge.models.layer_config import ExpertsConfig, RouterFunction
@@ -101,13 +101,6 @@ class _Reader(KeyReader):
                     f"{self._name} with experts that differ by layer ({self._key(suffix)})",
                     self._known,
                 )
-
-    def _count(self, suffix: str, default: int = 0) -> int:
-        """Returns a number that may be 0."""
-        count = self._file.get_int(self._key(suffix), default)
-        if count < 0:
-            raise self._bad(suffix, f"{count} is negative")
-        return count
 
     def _router(self, default: RouterFunction) -> RouterFunction:
         suffix = "expert_gating_func"

@@ -1,0 +1,1 @@
+"""The metadata of a GGUF file: a model as plain values."""
