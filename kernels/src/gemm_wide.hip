@@ -2,12 +2,7 @@
 // Compiled once per quantised format, for targets that have them.
 #include "rf/gemm_warpgroup.h"
 
-#if RF_HOST_WARPGROUPS
-#define RF_RUN(Format)                        \
-  using Gemm = rf::WarpgroupGemm<rf::Format>; \
-  __shared__ Gemm::Lds lds;                   \
-  Gemm::run(arguments, lds)
-#elif RF_WARPGROUPS
+#if RF_WARPGROUPS
 #define RF_RUN(Format)                        \
   using Gemm = rf::WarpgroupGemm<rf::Format>; \
   RF_LARGE_LDS(Gemm::Lds, lds);               \

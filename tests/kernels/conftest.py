@@ -10,14 +10,26 @@ from tests.support.kernels import Device, PlatformOptions, select_platform
 
 
 @pytest.fixture(scope="session")
-def _session_device(request: pytest.FixtureRequest) -> Device:
+def _options(request: pytest.FixtureRequest) -> PlatformOptions:
     options = PlatformOptions(
         platform=request.config.getoption("--platform"),
         wave=request.config.getoption("--wave"),
         lane_order=request.config.getoption("--lane-order"),
     )
     select_platform(options.platform)
-    return Device(options)
+    return options
+
+
+@pytest.fixture(scope="session")
+def _session_device(_options: PlatformOptions) -> Device:
+    return Device(_options)
+
+
+@pytest.fixture(scope="session")
+def _session_hopper(_options: PlatformOptions, _session_device: Device) -> Device:
+    if _options.platform == "host":
+        return Device(_options, defines=("RF_AS_HOPPER=1",))
+    return _session_device
 
 
 @pytest.fixture
@@ -25,3 +37,12 @@ def device(_session_device: Device) -> Iterator[Device]:
     """The device under test; arrays made with it are freed after the test."""
     yield _session_device
     _session_device.release()
+
+
+@pytest.fixture
+def hopper(_session_hopper: Device) -> Iterator[Device]:
+    """The same, if it has the matrix instructions of Hopper GPUs; the host has them then."""
+    if _session_hopper.wave != 32 or not _session_hopper.has("rf_gemm_wide_q4_k"):
+        pytest.skip("this device has no matrix instructions of warpgroups")
+    yield _session_hopper
+    _session_hopper.release()

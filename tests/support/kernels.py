@@ -19,7 +19,7 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -146,16 +146,24 @@ class DeviceArray:
 
 
 class Device:
-    """The device under test, with the kernels it can run."""
+    """The device under test, with the kernels it can run.
 
-    def __init__(self, options: PlatformOptions, table: Path = KERNELS_DIR) -> None:
+    defines: what the host's kernels are compiled with beside what the table says, `NAME=VALUE`.
+    """
+
+    def __init__(
+        self,
+        options: PlatformOptions,
+        table: Path = KERNELS_DIR,
+        defines: tuple[str, ...] = (),
+    ) -> None:
         self.host = HostPlatform.start(options) if options.platform == "host" else None
         properties = _ok(hip.hipGetDeviceProperties(0), "hipGetDeviceProperties")
         self.arch = properties.gcnArchName.split(":")[0]
         self.target = _target_for(self.arch)
         self.wave = self.target.wave
         self._images: _BuiltImages | _LibImages = (
-            _BuiltImages(self.target, table) if self.host else _LibImages(self.target)
+            _BuiltImages(self.target, table, defines) if self.host else _LibImages(self.target)
         )
         self._modules: dict[Path, Any] = {}
         self._functions: dict[str, tuple[Any, ArgumentPacker]] = {}
@@ -305,8 +313,9 @@ class _LibImages:
 class _BuiltImages:
     """Kernels compiled when they are first asked for, each unit on its own."""
 
-    def __init__(self, target: Target, table: Path) -> None:
+    def __init__(self, target: Target, table: Path, defines: tuple[str, ...]) -> None:
         self._target = target
+        self._defines = defines
         self._builder = Builder(find_compiler(None))
         self._sources = read_table(table)
         self._found: dict[str, tuple[Path, dict[str, Any]]] = {}
@@ -329,9 +338,13 @@ class _BuiltImages:
         raise KernelFault(f"kernels.toml lists no kernel {kernel!r}")
 
     def _unit_of(self, source: Source, kernel: str) -> TranslationUnit:
-        if len(source.translation_units) == 1:
-            return source.translation_units[0]
-        for unit in source.translation_units:
+        units = [
+            replace(unit, defines=(*unit.defines, *self._defines))
+            for unit in source.translation_units
+        ]
+        if len(units) == 1:
+            return units[0]
+        for unit in units:
             if kernel in self._builder.interfaces(unit, self._target.wave):
                 return unit
         raise KernelFault(f"no unit of {source.name}.hip defines {kernel}")

@@ -113,7 +113,7 @@ class FewRowsGemm {
 
  public:
   union Lds {
-    alignas(128) U4 x[2][Activations::kItems];
+    alignas(warpgroup::kPlainAlignment) U4 x[2][Activations::kItems];
     typename Block::Staged staged;
   };
 
@@ -215,7 +215,7 @@ class FewRowsGemm {
   static __device__ __forceinline__ void multiply(Mma::Acc (&sums)[Block::kRowTiles],
                                                   const typename Weights::Held& held, int tile,
                                                   const U4* x) {
-    const uint64_t whole = warpgroup::plain_descriptor(x, Activations::kWordBytes);
+    const warpgroup::Descriptor whole = warpgroup::plain_descriptor(x, Activations::kWordBytes);
     uint32_t a[2][2][4];
 #pragma unroll
     for (int unit = 0; unit < kUnits; ++unit) {

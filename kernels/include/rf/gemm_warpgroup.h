@@ -7,17 +7,13 @@
 
 #include "rf/gemm_block.h"
 #include "rf/gemm_tiles.h"
-
-#if RF_HOST && RF_WAVE == 32
-#define RF_HOST_WARPGROUPS 1
-#endif
 #include "rf/warpgroup.h"
 
 namespace rf {
 
 inline constexpr int kWideTileRows = 256;
 
-#if RF_WARPGROUPS || RF_HOST_WARPGROUPS
+#if RF_WARPGROUPS
 
 template <class Format>
 class WarpgroupGemm {
@@ -77,7 +73,7 @@ class WarpgroupGemm {
       for (int odd = 0; odd < 2; ++odd) {
         const int step = first + odd;
         if (odd > 0 && step >= end) break;
-        const uint64_t descriptor = tile(stage).descriptor();
+        const warpgroup::Descriptor descriptor = tile(stage).descriptor();
         __syncthreads();
 #pragma unroll
         for (int piece = 0; piece < kPieces; ++piece) {

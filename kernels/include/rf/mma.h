@@ -37,7 +37,8 @@ inline constexpr bool kFlushesHalves = false;
 #endif
 inline constexpr float kLeastHalf = 0x1p-14f;
 
-#if RF_NVIDIA
+// The host does what Hopper GPUs do where tests say so: RF_AS_HOPPER.
+#if RF_NVIDIA || (RF_HOST && RF_AS_HOPPER)
 
 // mma.sync.m16n8k16 (PTX ISA, "Matrix Fragments for mma.m16n8k16"). With g = lane / 4 and
 // t = lane % 4:
@@ -94,10 +95,15 @@ struct Mma {
   static __device__ __forceinline__ void instruction(float* c, uint32_t a0, uint32_t a1,
                                                      uint32_t a2, uint32_t a3, uint32_t b0,
                                                      uint32_t b1) {
+#if RF_HOST
+    const uint32_t a[] = {a0, a1, a2, a3}, b[] = {b0, b1};
+    rf_host_mma(c, a, b, __builtin_FILE(), __builtin_LINE());
+#else
     asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
         "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+#endif
   }
 };
 

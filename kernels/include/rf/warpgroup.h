@@ -7,17 +7,17 @@
 
 #include "rf/mma.h"
 
-#if RF_NVIDIA && defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#if (RF_NVIDIA && defined(__CUDA_ARCH_FEAT_SM90_ALL)) || (RF_HOST && RF_AS_HOPPER)
 #define RF_WARPGROUPS 1
 #endif
 
-#if RF_WARPGROUPS
+#if RF_WARPGROUPS && RF_NVIDIA
 
 namespace rf {
 
 namespace warpgroup {
 
-inline constexpr unsigned kTileAlignment = 1024;  // bytes, in LDS
+inline constexpr unsigned kTileAlignment = 1024, kPlainAlignment = 128;  // bytes, in LDS
 
 // Before the first instruction, and where registers of operands have changed.
 __device__ __forceinline__ void begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
@@ -35,10 +35,12 @@ __device__ __forceinline__ void publish() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
+using Descriptor = uint64_t;
+
 // What descriptors share: where a tile lies, and the bytes to the next of its parts and from eight
 // rows to the next eight.
-__device__ __forceinline__ uint64_t described(const void* tile, uint64_t next,
-                                              uint64_t eight_rows) {
+__device__ __forceinline__ Descriptor described(const void* tile, uint64_t next,
+                                                uint64_t eight_rows) {
   using Lds = const __attribute__((address_space(3))) void*;
   const auto address = reinterpret_cast<uint64_t>((Lds)tile);
   return (address >> 4 & 0x3fff) | next >> 4 << 16 | eight_rows >> 4 << 32;
@@ -46,17 +48,17 @@ __device__ __forceinline__ uint64_t described(const void* tile, uint64_t next,
 // Describes a tile in LDS, aligned to 1 KiB, of rows of 64 halves whose chunks of 16 bytes lie in
 // the order of the swizzle of 128 bytes. `next`: bytes from such a tile to that of the next 64
 // halves of its rows.
-__device__ __forceinline__ uint64_t descriptor(const void* tile, uint64_t next) {
+__device__ __forceinline__ Descriptor descriptor(const void* tile, uint64_t next) {
   constexpr uint64_t kSwizzle = 1;
   return described(tile, next, 8 * 128) | kSwizzle << 62;
 }
 // Describes a tile in LDS whose chunks of 16 bytes, eight halves of a row, lie side by side in the
 // order of the rows; the next eight halves of the rows are `next` bytes further.
-__device__ __forceinline__ uint64_t plain_descriptor(const void* tile, uint64_t next) {
+__device__ __forceinline__ Descriptor plain_descriptor(const void* tile, uint64_t next) {
   return described(tile, next, 8 * 16);
 }
 // `descriptor` of what lies so many bytes behind its tile.
-__device__ __forceinline__ uint64_t behind(uint64_t descriptor, int bytes) {
+__device__ __forceinline__ Descriptor behind(Descriptor descriptor, int bytes) {
   return descriptor + bytes / 16;
 }
 
@@ -102,7 +104,7 @@ __device__ __forceinline__ uint64_t behind(uint64_t descriptor, int bytes) {
 // LDS with its columns side by side.
 template <bool kAdd = true, bool kTransposed = false, int kTiles>
 __device__ __forceinline__ void multiply(Mma::Acc (&sums)[kTiles], const uint32_t (&a)[4],
-                                         uint64_t b) {
+                                         Descriptor b) {
   static_assert(kTiles <= 16 && (kTiles & (kTiles - 1)) == 0);
   if constexpr (kTiles == 1) {
     RF_MULTIPLY(16, RF_REGISTERS_8);
@@ -119,7 +121,7 @@ __device__ __forceinline__ void multiply(Mma::Acc (&sums)[kTiles], const uint32_
 
 // The same with A in LDS, in rows as those that `descriptor` describes.
 template <bool kAdd = true, int kTiles>
-__device__ __forceinline__ void multiply(Mma::Acc (&sums)[kTiles], uint64_t a, uint64_t b) {
+__device__ __forceinline__ void multiply(Mma::Acc (&sums)[kTiles], Descriptor a, Descriptor b) {
   static_assert(kTiles == 4);
   asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {" RF_REGISTERS_32
                "}, %32, %33, %34, 1, 1, 0, 0;"
@@ -154,11 +156,11 @@ __device__ __forceinline__ void receive(Mma::Acc (&sums)[kTiles]) {
 
 #endif
 
-#if RF_HOST_WARPGROUPS
+#if RF_WARPGROUPS && RF_HOST
 #include "rf/warpgroup_host.h"
 #endif
 
-#if RF_WARPGROUPS || RF_HOST_WARPGROUPS
+#if RF_WARPGROUPS
 
 namespace rf {
 
@@ -172,7 +174,7 @@ struct SwizzledTile {
   __device__ __forceinline__ half* chunk(int row, int index) const {
     return data + index / 8 * (kRows * 64) + row * 64 + (index ^ row) % 8 * 8;
   }
-  __device__ __forceinline__ uint64_t descriptor() const {
+  __device__ __forceinline__ warpgroup::Descriptor descriptor() const {
     return warpgroup::descriptor(data, kColumnBytes);
   }
 };

@@ -156,3 +156,18 @@ def test_adds_the_biases_of_experts(
 @pytest.mark.parametrize("name", ["f16", "q4_k"])
 def test_experts_are_read_where_the_table_says(device: Device, name: str, tile: int) -> None:
     _check(device, _experts(name, 5, 40, 256), _random(9, 2, 5), tile=tile, scattered=True)
+
+
+@pytest.mark.parametrize("chosen", CASES.values(), ids=CASES.keys())
+@pytest.mark.parametrize("tile", [32, 64])
+def test_warpgroups_multiply_groups(hopper: Device, chosen: Int32, tile: int) -> None:
+    experts = _experts("q8_0", 3, 72, 288)
+    _check(hopper, experts, chosen, tile=tile)
+    _check(hopper, experts, chosen, tile=tile, gathered=False)
+
+
+@pytest.mark.parametrize("tile", [32, 64])
+def test_warpgroups_read_scattered_experts(hopper: Device, tile: int) -> None:
+    biases = tuple(np.linspace(-4, 4, 5 * 40, dtype=np.float32).reshape(2, 5, 20))
+    experts = _experts("q4_k", 5, 20, 256, SILU)
+    _check(hopper, experts, _random(9, 2, 5), tile=tile, biases=biases, scattered=True)

@@ -8,82 +8,18 @@ over K in steps of 128 or 256, and in two ways, for more than 16 rows and for fe
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 
-from tests.support.kernels import Device, DeviceArray, check
+from tests.support.gemm import check_gemm, gemm
+from tests.support.kernels import Device, check
 from tests.support.linear import (
     GELU,
     GELU_TANH,
     SILU,
-    Layer,
     random_activation,
     random_layer,
-    worst_error,
 )
 from tests.support.weights import ALL_TYPES, block_features
-
-Float16 = npt.NDArray[np.float16]
-Float32 = npt.NDArray[np.float32]
-# Weights and their scales are rounded to halves, with 11 significant bits.
-_ROUNDING = 2.0**-11
-
-
-def _gemm(
-    device: Device,
-    layer: Layer,
-    x: Float16,
-    *,
-    tile: int = 32,
-    splits: int = 1,
-    bias: Float32 | None = None,
-    out: DeviceArray | None = None,
-    out_half: DeviceArray | None = None,
-) -> None:
-    rows = x.shape[0]
-    shared = (
-        device.upload(bias, "bias") if bias is not None else None,
-        out,
-        out_half,
-    )
-    split_quant_blocks = layer.quant_blocks
-    partial = None
-    if splits > 1:
-        split_quant_blocks = -(-layer.quant_blocks // (8 * splits)) * 8
-        partial = device.empty((splits, rows, layer.stored_rows), np.float32, "partial")
-    kernel = f"rf_gemm_{layer.weights[0].name}_m{tile}"
-    device.launch(
-        kernel,
-        device.upload(layer.packed(), "weight"),
-        None,
-        device.upload(x, "x"),
-        None,
-        None,
-        shared[0],
-        None,
-        *shared[1:],
-        partial,
-        0,
-        rows,
-        layer.out_features,
-        layer.quant_blocks,
-        layer.activation,
-        split_quant_blocks,
-        grid=(-(-rows // tile), -(-layer.stored_rows // 128), splits),
-        block=device.max_threads(kernel),
-    )
-    if partial is not None:
-        arguments = (*shared, splits, layer.out_features, layer.activation)
-        grid = (-(-layer.out_features // 256), rows)
-        device.launch("rf_gemm_sum", partial, *arguments, grid=grid, block=256)
-
-
-def _check(device: Device, layer: Layer, x: Float32, *, tile: int = 32, splits: int = 1) -> None:
-    halves = x.astype(np.float16)
-    out = device.empty((x.shape[0], layer.out_features), np.float32, "out")
-    _gemm(device, layer, halves, tile=tile, splits=splits, out=out)
-    seen = halves.astype(np.float64)
-    assert worst_error(out.get(), layer.apply(seen), layer.magnitude(seen)) < _ROUNDING
 
 
 @pytest.mark.parametrize("name", ALL_TYPES)
@@ -94,7 +30,7 @@ def test_multiplies(device: Device, name: str, rows: int, out_features: int, blo
     rng = np.random.default_rng(0)
     in_features = blocks * block_features(name)
     layer = random_layer(rng, name, out_features, in_features)
-    _check(device, layer, random_activation(rng, rows, in_features))
+    check_gemm(device, layer, random_activation(rng, rows, in_features))
 
 
 @pytest.mark.parametrize("factor", [2.0**-14, 2.0**14], ids=["small", "large"])
@@ -106,14 +42,14 @@ def test_activations_may_be_small_or_large(
     rng = np.random.default_rng(8)
     layer = random_layer(rng, name, 40, 256)
     x = random_activation(rng, 20, 256) * np.float32(16 * factor)
-    _check(device, layer, np.clip(x, -65504, 65504), tile=tile)
+    check_gemm(device, layer, np.clip(x, -65504, 65504), tile=tile)
 
 
 @pytest.mark.parametrize("tile", [32, 64, 128])
 def test_tiles_cover_rows_and_columns(device: Device, tile: int) -> None:
     rng = np.random.default_rng(1)
     layer = random_layer(rng, "q8_0", 150, 64)
-    _check(device, layer, random_activation(rng, tile + 3, 64), tile=tile)
+    check_gemm(device, layer, random_activation(rng, tile + 3, 64), tile=tile)
 
 
 @pytest.mark.parametrize(
@@ -124,14 +60,14 @@ def test_tiles_cover_rows_and_columns(device: Device, tile: int) -> None:
 def test_steps_through_k(device: Device, name: str, quant_blocks: int, rows: int) -> None:
     rng = np.random.default_rng(2)
     layer = random_layer(rng, name, 32, 32 * quant_blocks)
-    _check(device, layer, random_activation(rng, rows, 32 * quant_blocks))
+    check_gemm(device, layer, random_activation(rng, rows, 32 * quant_blocks))
 
 
 @pytest.mark.parametrize("rows", [16, 32, 33, 49])
 def test_tiles_of_few_rows(device: Device, rows: int) -> None:
     rng = np.random.default_rng(7)
     layer = random_layer(rng, "q5_k", 136, 512)
-    _check(device, layer, random_activation(rng, rows, 512))
+    check_gemm(device, layer, random_activation(rng, rows, 512))
 
 
 @pytest.mark.parametrize("name", ["bf16", "q4_k"])
@@ -140,7 +76,7 @@ def test_tiles_of_few_rows(device: Device, rows: int) -> None:
 def test_gates(device: Device, name: str, tile: int, activation: int) -> None:
     rng = np.random.default_rng(3)
     layer = random_layer(rng, name, 72, 256, activation)
-    _check(device, layer, random_activation(rng, 4, 256), tile=tile)
+    check_gemm(device, layer, random_activation(rng, 4, 256), tile=tile)
 
 
 @pytest.mark.parametrize("splits", [2, 3])
@@ -151,7 +87,7 @@ def test_blocks_may_share_k(
 ) -> None:
     rng = np.random.default_rng(4)
     layer = random_layer(rng, name, 40, 32 * quant_blocks, activation)
-    _check(device, layer, random_activation(rng, 2, 32 * quant_blocks), splits=splits)
+    check_gemm(device, layer, random_activation(rng, 2, 32 * quant_blocks), splits=splits)
 
 
 @pytest.mark.parametrize("splits", [1, 2])
@@ -161,7 +97,7 @@ def test_adds_a_bias(device: Device, splits: int) -> None:
     x = random_activation(rng, 3, 512).astype(np.float16)
     bias = rng.standard_normal(33).astype(np.float32)
     out = device.empty((3, 33), np.float32, "out")
-    _gemm(device, layer, x, splits=splits, bias=bias, out=out)
+    gemm(device, layer, x, splits=splits, biases=(bias,), out=out)
     expected = layer.apply(x.astype(np.float64)) + bias
     check(out.get(), expected, rtol=1e-3, atol=2e-2)
 
@@ -174,6 +110,6 @@ def test_writes_finite_halves(device: Device, splits: int) -> None:
     bias = np.zeros(32, np.float32)
     bias[:2] = 1e6, -1e6
     out = device.empty((2, 32), np.float16, "out")
-    _gemm(device, layer, x, splits=splits, bias=bias, out_half=out)
+    gemm(device, layer, x, splits=splits, biases=(bias,), out_half=out)
     expected = np.clip(layer.apply(x.astype(np.float64)) + bias, -65504, 65504)
     check(out.get(), expected, rtol=1e-3, atol=1e-2)

@@ -6,6 +6,7 @@
 #include "memory.h"
 #include "module.h"
 #include "report.h"
+#include "shared_access.h"
 
 namespace host {
 namespace {
@@ -24,22 +25,6 @@ namespace {
   }
   runner.stop(hipErrorIllegalAddress, format("%s %zu bytes at %p, which is no memory of the device",
                                              verb, size, reinterpret_cast<void*>(address)));
-}
-
-[[noreturn, gnu::noinline]] void refuse_shared(const SharedMemory& shared, uintptr_t address,
-                                               size_t size, AccessKind kind) {
-  BlockRunner& runner = block_runner();
-  const std::string mistake =
-      shared.mistake(address, size, kind, runner.now(), runner.first_epoch());
-  runner.stop(hipErrorLaunchFailure, mistake);
-}
-
-[[gnu::always_inline]] inline void check_shared(SharedMemory& shared, uintptr_t address,
-                                                size_t size, AccessKind kind) {
-  const BlockRunner& runner = block_runner();
-  if (!shared.access(address, size, kind, runner.now(), runner.first_epoch())) {
-    refuse_shared(shared, address, size, kind);
-  }
 }
 
 // What is no memory of the device, of the block or of the lane.

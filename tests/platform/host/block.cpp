@@ -43,6 +43,7 @@ hipError_t BlockRunner::run(const Launch& launch) {
   memory().trim_writers();
   random_.seed(options().seed);
   visibility_.start_launch();
+  async_.start_launch();
   for (int i = 0; i < threads_; i++) {
     make_stack(lanes_[i], i);
     RfHostLane& info = *lanes_[i].info;
@@ -69,6 +70,7 @@ void BlockRunner::run_block(uint64_t number) {
   block_number_ = number;
   first_epoch_ = ++epoch_;
   visibility_.start_block(number);
+  async_.start_block();
   for (int i = 0; i < threads_; i++) {
     RfHostLane& info = *lanes_[i].info;
     info.block[0] = static_cast<uint32_t>(number % grid[0]);

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "async.h"
 #include "hip_abi.h"
 #include "lane.h"
 #include "lds.h"
@@ -41,6 +42,7 @@ class BlockRunner {
   void release() { visibility_.release(now()); }
   void acquire() { visibility_.acquire(now()); }
   Visibility& visibility() { return visibility_; }
+  AsyncWork& async() { return async_; }
 
   // For lanes. Reports a finding about the running lane and ends the launch.
   [[noreturn]] void stop(hipError_t error, const std::string& finding);
@@ -92,6 +94,7 @@ class BlockRunner {
   uint32_t launch_number_ = 0;
   uint64_t block_number_ = 0;
   Visibility visibility_;
+  AsyncWork async_;
   const void* instruction_ = nullptr;
 };
 

@@ -124,6 +124,23 @@ void SharedMemory::join(Touch& word, Moment now, uint32_t first_epoch) {
   if (written_alike && read_alike) word = *bytes;
 }
 
+bool SharedMemory::is_written(uintptr_t address, size_t size, uint32_t first_epoch) const {
+  for (const uintptr_t end = address + size; address != end; address++) {
+    if (touch_at(address).written.epoch < first_epoch) return false;
+  }
+  return true;
+}
+
+void SharedMemory::forget(uintptr_t address, size_t size) {
+  std::fill_n(&words_[word_of(address)], size / kWord, Touch{});
+}
+
+void SharedMemory::note_store(uintptr_t address, size_t size, uint32_t time) {
+  stored_at_.resize(words_.size());
+  const size_t first = word_of(address), last = word_of(address + size - 1);
+  std::fill(&stored_at_[first], &stored_at_[last] + 1, time);
+}
+
 const Touch& SharedMemory::touch_at(uintptr_t address) const {
   const size_t word = word_of(address);
   return is_split(words_[word]) ? bytes_[word * kWord + address % kWord] : words_[word];

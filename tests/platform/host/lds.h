@@ -70,6 +70,24 @@ class SharedMemory {
     }
     return true;
   }
+  // Whether it is all in an array.
+  bool has(uintptr_t address, size_t size) const {
+    const SharedArray* array = array_of(address);
+    return array && address + size <= array->begin + array->size;
+  }
+  // Whether the block has written all of it.
+  bool is_written(uintptr_t address, size_t size, uint32_t first_epoch) const;
+  // Makes whole words what nothing has written.
+  void forget(uintptr_t address, size_t size);
+
+  // When the words of an access were stored, and by which thread: for what is published later.
+  void note_store(uintptr_t address, size_t size, uint32_t time);
+  uint32_t stored_at(uintptr_t address) const {
+    return stored_at_.empty() ? 0 : stored_at_[word_of(address)];
+  }
+  uint16_t writer(uintptr_t address) const { return touch_at(address).written.thread; }
+
+  std::string at(uintptr_t address) const;
   std::string mistake(uintptr_t address, size_t size, AccessKind kind, Moment now,
                       uint32_t first_epoch) const;
 
@@ -105,12 +123,12 @@ class SharedMemory {
 
   [[gnu::noinline]] const SharedArray* array_of(uintptr_t address) const;
   std::string out_of_bounds(uintptr_t address, size_t size, AccessKind kind) const;
-  std::string at(uintptr_t address) const;
 
   uintptr_t begin_;
   size_t size_;
   std::vector<Touch> words_;
-  std::vector<Touch> bytes_;  // of words in parts, once there are any
+  std::vector<Touch> bytes_;         // of words in parts, once there are any
+  std::vector<uint32_t> stored_at_;  // by word, once anything is published
   std::vector<SharedArray> arrays_;
   mutable const SharedArray* recent_ = nullptr;
 };

@@ -12,6 +12,9 @@
 #define __launch_bounds__(...)
 
 #define RF_DYNAMIC_LDS(T, name) T* const name = static_cast<T*>(rf_host_dynamic_lds())
+#define RF_LARGE_LDS(T, name) \
+  __shared__ T name##_array;  \
+  T* const name = &name##_array
 
 #include "rf/platform/host_abi.h"
 
@@ -107,13 +110,16 @@ __forceinline__ void wait_for_previous(Pointer...) {}
 __forceinline__ void let_next_begin() {}
 __forceinline__ void let_next_begin_if_few() {}
 
+// Only kernels for Hopper GPUs copy so, which tests run here, too.
 inline constexpr bool kHasAsyncCopy = false;
 __forceinline__ void async_copy16(void* lds, const void* global) {
-  *static_cast<Vec<uint32_t, 4>*>(lds) = *static_cast<const Vec<uint32_t, 4>*>(global);
+  rf_host_async_copy(lds, global, 16, true);
 }
-__forceinline__ void async_commit() {}
+__forceinline__ void async_commit() { rf_host_async_commit(); }
 template <int kGroups = 0>
-__forceinline__ void async_wait() {}
+__forceinline__ void async_wait() {
+  kGroups == 0 ? rf_host_async_wait_all() : rf_host_async_wait(kGroups);
+}
 
 __forceinline__ float exp2(float x) { return exp2f(x); }
 __forceinline__ float log2(float x) { return log2f(x); }

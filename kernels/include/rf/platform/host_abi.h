@@ -23,6 +23,32 @@ void* rf_host_dynamic_lds();
 using RfHostCompute = void (*)(void* const* operands, int lanes);
 void rf_host_wave_compute(void* operands, RfHostCompute compute, const char* file, int line);
 
+// Begins to copy `bytes` (4, 8 or 16), or as many zeros where `present` is false, to LDS. They are
+// there when this lane has waited for them, and until then nothing is.
+void rf_host_async_copy(void* lds, const void* global, int bytes, bool present);
+void rf_host_async_commit();
+void rf_host_async_wait(int groups);
+void rf_host_async_wait_all();
+
+// The matrix instructions of NVIDIA GPUs that mma.h and warpgroup.h have.
+void rf_host_mma(float* c, const uint32_t* a, const uint32_t* b, const char* file, int line);
+// The right operand of a product: `offset` bytes behind where a tile begins, in the order of the
+// swizzle of 128 bytes, or with its chunks of 16 bytes side by side and the next eight elements of
+// its rows `next` bytes further.
+struct RfHostTile {
+  const void* begin;
+  int64_t offset, next;
+  bool is_swizzled;
+};
+void rf_host_warpgroup_begin();
+// Reads and changes what the pointers lead to when it is waited for, and reads the tile now, too.
+void rf_host_warpgroup_multiply(float* sums, const uint32_t* a, const RfHostTile* b, int columns,
+                                const char* file, int line);
+void rf_host_warpgroup_commit();
+void rf_host_warpgroup_wait(int groups, const char* file, int line);
+// The matrix unit may read what this lane has written to LDS before, behind a barrier.
+void rf_host_warpgroup_publish();
+
 // Checks one atomic read and write, which is no data race with others of its kind.
 void rf_host_atomic(const void* address, int bytes);
 // What this wave has written before, blocks may read that see a later atomic operation of this one.

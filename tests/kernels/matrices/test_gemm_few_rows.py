@@ -1,0 +1,111 @@
+"""rf_gemm_*_m32 and _m64 of Hopper GPUs: up to 64 rows, multiplied in warpgroups.
+
+Names of cases follow the kernel's loops: a block takes 32 rows, or 16 of them, or 64, and 128
+stored rows of the matrix. It goes over K in steps of 256, of which a lane has a quarter, and begins
+at a step of its own. With experts: tests/kernels/experts/test_grouped_gemm.py.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.support.gemm import check_gemm, gemm
+from tests.support.kernels import Device, check
+from tests.support.linear import (
+    CLAMPED_SWIGLU,
+    GELU,
+    GELU_TANH,
+    SILU,
+    random_activation,
+    random_layer,
+)
+from tests.support.weights import QUANTISED_TYPES, block_features
+
+# Whose tiles of 32 rows are those of gemm_direct.h.
+_DIRECT = ("mxfp4",)
+
+
+@pytest.mark.parametrize("name", QUANTISED_TYPES)
+def test_multiplies(hopper: Device, name: str) -> None:
+    rng = np.random.default_rng(0)
+    in_features = max(block_features(name), 32) * (2 if block_features(name) > 32 else 11)
+    layer = random_layer(rng, name, 37, in_features)
+    x = random_activation(rng, 37, in_features)
+    for tile in (32, 64):
+        if tile == 64 or name not in _DIRECT:
+            check_gemm(hopper, layer, x, tile=tile)
+
+
+@pytest.mark.parametrize("rows", [1, 8, 15, 16, 17, 31, 33, 48, 49, 63, 64, 65])
+def test_tiles_cover_rows(hopper: Device, rows: int) -> None:
+    rng = np.random.default_rng(1)
+    layer = random_layer(rng, "q4_k", 33, 512)
+    x = random_activation(rng, rows, 512)
+    check_gemm(hopper, layer, x, tile=32)
+    check_gemm(hopper, layer, x, tile=64)
+
+
+@pytest.mark.parametrize("quant_blocks", [1, 2, 7, 8, 9, 15, 16, 17, 31])
+@pytest.mark.parametrize(
+    ("name", "rows", "tile"), [("q8_0", 3, 32), ("q4_0", 20, 32), ("q8_0", 40, 64)]
+)
+def test_steps_through_k(
+    hopper: Device, name: str, rows: int, tile: int, quant_blocks: int
+) -> None:
+    rng = np.random.default_rng(2)
+    layer = random_layer(rng, name, 32, 32 * quant_blocks)
+    check_gemm(hopper, layer, random_activation(rng, rows, 32 * quant_blocks), tile=tile)
+
+
+@pytest.mark.parametrize("tile", [32, 64])
+@pytest.mark.parametrize("out_features", [127, 128, 129, 300])
+def test_blocks_begin_at_steps_of_their_own(hopper: Device, tile: int, out_features: int) -> None:
+    rng = np.random.default_rng(3)
+    layer = random_layer(rng, "q6_k", out_features, 1280)
+    check_gemm(hopper, layer, random_activation(rng, 20, 1280), tile=tile)
+
+
+@pytest.mark.parametrize(("splits", "quant_blocks"), [(2, 19), (3, 24), (3, 40)])
+@pytest.mark.parametrize("activation", [0, SILU], ids=["plain", "gated"])
+@pytest.mark.parametrize("tile", [32, 64])
+def test_blocks_may_share_k(
+    hopper: Device, splits: int, quant_blocks: int, activation: int, tile: int
+) -> None:
+    rng = np.random.default_rng(4)
+    layer = random_layer(rng, "q8_0", 140, 32 * quant_blocks, activation)
+    x = random_activation(rng, 35, 32 * quant_blocks)
+    check_gemm(hopper, layer, x, tile=tile, splits=splits)
+
+
+@pytest.mark.parametrize("tile", [32, 64])
+@pytest.mark.parametrize("activation", [SILU, GELU_TANH, GELU, CLAMPED_SWIGLU])
+def test_gates(hopper: Device, tile: int, activation: int) -> None:
+    rng = np.random.default_rng(5)
+    layer = random_layer(rng, "q4_k", 72, 256, activation)
+    check_gemm(hopper, layer, random_activation(rng, 20, 256), tile=tile)
+
+
+@pytest.mark.parametrize("splits", [1, 2])
+@pytest.mark.parametrize("tile", [32, 64])
+def test_adds_a_bias(hopper: Device, tile: int, splits: int) -> None:
+    rng = np.random.default_rng(6)
+    layer = random_layer(rng, "q4_k", 33, 512)
+    x = random_activation(rng, 18, 512).astype(np.float16)
+    bias = rng.standard_normal(33).astype(np.float32)
+    out = hopper.empty((18, 33), np.float32, "out")
+    gemm(hopper, layer, x, tile=tile, splits=splits, biases=(bias,), out=out)
+    check(out.get(), layer.apply(x.astype(np.float64)) + bias, rtol=1e-3, atol=2e-2)
+
+
+@pytest.mark.parametrize("tile", [32, 64])
+def test_writes_finite_halves(hopper: Device, tile: int) -> None:
+    rng = np.random.default_rng(7)
+    layer = random_layer(rng, "q4_k", 32, 512)
+    x = random_activation(rng, 18, 512).astype(np.float16)
+    bias = np.zeros(32, np.float32)
+    bias[:2] = 1e6, -1e6
+    out = hopper.empty((18, 32), np.float16, "out")
+    gemm(hopper, layer, x, tile=tile, biases=(bias,), out_half=out)
+    expected = np.clip(layer.apply(x.astype(np.float64)) + bias, -65504, 65504)
+    check(out.get(), expected, rtol=1e-3, atol=1e-2)
