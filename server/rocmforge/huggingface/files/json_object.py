@@ -29,6 +29,15 @@ class JsonObject:
         """Returns the error for what stands under `key`."""
         return BadFolder(str(self._path), f"the key {self._prefix + key!r}: {reason}")
 
+    def check_kept(self, key: str, own: object, usual: object) -> None:
+        """Refuses any other value under `key` than `own`; one that is missing is the usual one.
+
+        Raises:
+            BadFolder: Names the key.
+        """
+        if (value := self.values.get(key, usual)) != own:
+            raise self.bad(key, f"{value!r} is not read; {own!r} is")
+
     def has(self, *keys: str) -> bool:
         """Returns whether one of the keys is there and not null."""
         return any(self.values.get(key) is not None for key in keys)
