@@ -35,6 +35,26 @@ __device__ __forceinline__ void publish() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
+// Begins to copy kBytes, 8 or 16, or as many zeros unless `is_present`; async_commit() and
+// async_wait() are for these copies, too.
+template <int kBytes>
+__device__ __forceinline__ void async_copy(void* lds, const void* global, bool is_present = true) {
+  static_assert(kBytes == 8 || kBytes == 16);
+  using Lds = __attribute__((address_space(3))) void*;
+  using Global = const __attribute__((address_space(1))) void*;
+  const auto to = static_cast<uint32_t>(reinterpret_cast<uint64_t>((Lds)lds));
+  const auto from = reinterpret_cast<uint64_t>((Global)global);
+  const int present = is_present ? kBytes : 0;
+  if constexpr (kBytes == 16) {
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
+                 "r"(present)
+                 : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(to), "l"(from), "r"(present)
+                 : "memory");
+  }
+}
+
 using Descriptor = uint64_t;
 
 // What descriptors share: where a tile lies, and the bytes to the next of its parts and from eight

@@ -11,6 +11,12 @@ namespace warpgroup {
 
 inline constexpr unsigned kTileAlignment = 32, kPlainAlignment = 32;  // bytes, in LDS
 
+template <int kBytes>
+__forceinline__ void async_copy(void* lds, const void* global, bool is_present = true) {
+  static_assert(kBytes == 8 || kBytes == 16);
+  rf_host_async_copy(lds, global, kBytes, is_present);
+}
+
 using Descriptor = RfHostTile;
 
 // Descriptors count in 16 bytes.
