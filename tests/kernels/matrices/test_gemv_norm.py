@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from rocmforge_hip.ops.rows import norm_threads
+from rocmforge_hip.ops.norms import norm_threads
 from rocmforge_hip.weights.formats import FORMAT_NUMBERS
 from tests.kernels.matrices.test_gemv_mixed import MIXED
 from tests.support.activations import SCALE_DTYPE, quantise

@@ -4,7 +4,7 @@
     worker     the child process that imports numba and compiles, for one target
     compiler   runs the worker when the backend loads, and keeps what it made on disk
 
-`ops.processors` launches the kernels between the mask and the draw.
+`ops.sampling` launches the kernels between the mask and the draw.
 
 Numba is never imported into the engine's process: it takes seconds, and numba-hip loads another
 LLVM. What the worker makes are code objects (or PTX) like those of the prebuilt kernels.

@@ -24,7 +24,8 @@ from rocmforge.models.memory import state_bytes
 from rocmforge_hip.device.constants import BLOCK_TOKENS
 from rocmforge_hip.device.memory import ArraySpec, spec
 from rocmforge_hip.device.records import mapped, total_bytes
-from rocmforge_hip.ops.activations import ActivationArrays, StepLimits, plan_activations
+from rocmforge_hip.load.activation_plan import plan_activations
+from rocmforge_hip.ops.activations import ActivationArrays, StepLimits
 from rocmforge_hip.ops.cached_attention import LayerCache, stored_type
 from rocmforge_hip.ops.geometry import Geometry
 from rocmforge_hip.ops.processor_arrays import UseSizes

@@ -28,15 +28,15 @@ from rocmforge_hip.ops.collective import Communicator
 from rocmforge_hip.ops.geometry import Geometry
 from rocmforge_hip.ops.lora import DeviceAdapters
 from rocmforge_hip.ops.model_ops import HipOps, Resources
-from rocmforge_hip.ops.processors import (
+from rocmforge_hip.ops.recurrent.layers import on_device
+from rocmforge_hip.ops.sampling.processors import (
     CompiledProcessors,
     HostProcessors,
     Processors,
     scratch_spec,
     staging_bytes,
 )
-from rocmforge_hip.ops.recurrent.layers import on_device
-from rocmforge_hip.ops.sampler import Sampler
+from rocmforge_hip.ops.sampling.sampler import Sampler
 from rocmforge_hip.ops.sharded import ShardedOps, gather_orders, warm_up
 from rocmforge_hip.run.axes import AxisRows
 from rocmforge_hip.run.runner import Model

@@ -14,8 +14,8 @@ from rocmforge.models.lora import Adapter
 from rocmforge_hip.device.constants import MAX_SINK_DIM, MOST_EXPERTS
 from rocmforge_hip.device.heads import CACHED_HEADS, HeadSize
 from rocmforge_hip.ops.full_attention import ROPE_MULTIPLE
+from rocmforge_hip.ops.norms import MAX_NORM_DIM
 from rocmforge_hip.ops.recurrent.kernels import CHANNEL_MULTIPLE, MAX_STATE_DIM, MAX_WIDTH
-from rocmforge_hip.ops.rows import MAX_NORM_DIM
 
 
 def check_sizes(config: ModelConfig, heads: Sequence[HeadSize]) -> None:

@@ -33,17 +33,10 @@ from rocmforge_hip.ops.geometry import Geometry, groups_experts
 from rocmforge_hip.ops.linear.mixed_gemv import UnmadeProduct, is_norm_later
 from rocmforge_hip.ops.linear.products import GATES, LinearKernels
 from rocmforge_hip.ops.lora import DeviceAdapters, Lora
+from rocmforge_hip.ops.norms import RmsNorms, UnmadeNorm, norms_of, without_norm
 from rocmforge_hip.ops.operands import empty, f16_of, f32_of, optional_vector, part_of
 from rocmforge_hip.ops.recurrent.layers import RecurrentLayers
-from rocmforge_hip.ops.rows import (
-    HiddenRows,
-    PerLayerRows,
-    RmsNorms,
-    RowKernels,
-    UnmadeNorm,
-    norms_of,
-    without_norm,
-)
+from rocmforge_hip.ops.rows import HiddenRows, PerLayerRows, RowKernels
 from rocmforge_hip.ops.step import DeviceStep
 from rocmforge_hip.weights.formats import Matrix, MatrixPart, Weight
 from rocmforge_hip.weights.products import Product

@@ -39,7 +39,7 @@ from rocmforge_hip.device.opening import Device
 from rocmforge_hip.ops.activations import MAX_TOP_LOGPROBS, Activation, ActivationArrays, StepLimits
 from rocmforge_hip.ops.model_ops import HipOps
 from rocmforge_hip.ops.operands import empty, f32_of
-from rocmforge_hip.ops.sampler import Sampler
+from rocmforge_hip.ops.sampling.sampler import Sampler
 from rocmforge_hip.ops.step import (
     NO_LISTS,
     PLAIN,

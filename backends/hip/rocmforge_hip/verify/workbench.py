@@ -34,7 +34,7 @@ from rocmforge_hip.load.memory_budget import make_plan
 from rocmforge_hip.load.model import ModelLoading
 from rocmforge_hip.ops.activations import Activation, Forms
 from rocmforge_hip.ops.geometry import geometry_of
-from rocmforge_hip.ops.sampler import Sampler
+from rocmforge_hip.ops.sampling.sampler import Sampler
 from rocmforge_hip.ops.step import DeviceStep, ListSizes, SamplingNeeds, StepLayout
 from rocmforge_hip.run.expert_cache import open_expert_cache
 from rocmforge_hip.run.runner import Model, exact_shape

@@ -15,8 +15,8 @@ from rocmforge_hip.device.memory import DeviceArray
 from rocmforge_hip.kernels import experts as kernels
 from rocmforge_hip.ops.activations import NORMED_TOKENS, Activation, ActivationArrays, Forms
 from rocmforge_hip.ops.geometry import Geometry, whole_waves
+from rocmforge_hip.ops.norms import norm_threads, without_norm
 from rocmforge_hip.ops.operands import empty, f32_of, i32_of, optional_vector, part_of, vector_of
-from rocmforge_hip.ops.rows import norm_threads, without_norm
 from rocmforge_hip.weights.formats import Weight, ceil_div
 
 _FUNCTIONS: Final = MappingProxyType(

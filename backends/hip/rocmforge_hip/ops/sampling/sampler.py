@@ -11,7 +11,7 @@ from rocmforge_hip.kernels import sampling
 from rocmforge_hip.ops.activations import Activation, ActivationArrays
 from rocmforge_hip.ops.geometry import Geometry
 from rocmforge_hip.ops.operands import f32_of
-from rocmforge_hip.ops.processors import Processors
+from rocmforge_hip.ops.sampling.processors import Processors
 from rocmforge_hip.ops.step import DeviceStep
 from rocmforge_hip.ops.step_output import OutputLayout
 from rocmforge_hip.weights.formats import ceil_div
