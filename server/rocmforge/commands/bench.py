@@ -30,8 +30,9 @@ from rocmforge.engine.ipc.params import GenerateRequest, SamplingParams
 from rocmforge.engine.ipc.prompt import token_prompt
 from rocmforge.engine.ipc.status import EngineStats
 from rocmforge.errors import EngineError
+from rocmforge.model_front import read_front
 from rocmforge.settings import Settings
-from rocmforge.wiring import build_engine, read_front
+from rocmforge.wiring import build_engine
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from rocmforge.commands.plan import show_plan, size_text
 from rocmforge.commands.terminal.output import fact_table, output_console
 from rocmforge.errors import ConfigurationError
 from rocmforge.library.finding import find_model
+from rocmforge.model_front import warn_of_context
 from rocmforge.models.checkpoint import Contents
 from rocmforge.models.config import ModelConfig, without_predictor
 from rocmforge.models.memory import kv_bytes_per_token, state_bytes
@@ -25,7 +26,7 @@ from rocmforge.models.sampling import UNRECOMMENDED, SamplingDefaults
 from rocmforge.models.vision.config import VisionConfig
 from rocmforge.opening import describe
 from rocmforge.settings import Settings
-from rocmforge.wiring import load_options, warn_of_context
+from rocmforge.wiring import load_options
 
 _BLOCK: Final = 32  # tokens
 _KEY_TILE: Final = 128  # tokens that kernels take at a time

@@ -52,7 +52,7 @@ def _start_local(runner: asyncio.Runner, arguments: argparse.Namespace, settings
     # Takes a second to import, which a conversation with a server need not wait for.
     from rocmforge.commands.chat.local import LocalResponder
     from rocmforge.commands.obtain import obtain
-    from rocmforge.wiring import read_front
+    from rocmforge.model_front import read_front
 
     front = read_front(arguments.model, settings, obtain(arguments.model, settings))
     front.check_generates()

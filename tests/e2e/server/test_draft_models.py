@@ -21,8 +21,8 @@ from rocmforge.backend import registry
 from rocmforge.backend.protocol import LoadOptions, Runner
 from rocmforge.engine.ipc.params import SamplingParams
 from rocmforge.errors import ConfigurationError
+from rocmforge.model_front import read_front
 from rocmforge.settings import Settings
-from rocmforge.wiring import read_front
 from tests.data.models.tiny_models import PROMPT, by_name, write_model
 from tests.e2e.conftest import SMOLLM2_NAME, serve_command
 from tests.support.core import reports, tokens_of

@@ -28,8 +28,9 @@ from gguf.constants import GGUFValueType as V
 
 from rocmforge.commands import inspect
 from rocmforge.errors import BadTemplate, RequestError, RocmForgeError
+from rocmforge.model_front import read_front
 from rocmforge.settings import Settings
-from rocmforge.wiring import read_front, token_pieces
+from rocmforge.wiring import token_pieces
 from rocmforge_reference.backend import create
 from tests.api.tiny import CHATML
 from tests.data.models import tiny_encoders

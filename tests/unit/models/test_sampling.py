@@ -9,9 +9,9 @@ import pytest
 
 from rocmforge.errors import BadGguf, ConfigurationError
 from rocmforge.gguf.checkpoint import open_gguf_checkpoint
+from rocmforge.model_front import read_front
 from rocmforge.models.sampling import UNRECOMMENDED, SamplingDefaults
 from rocmforge.settings import Settings
-from rocmforge.wiring import read_front
 from tests.support.speaking import write_speaking
 
 

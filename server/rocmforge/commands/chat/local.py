@@ -32,12 +32,13 @@ from rocmforge.commands.terminal.progress import wait_ready
 from rocmforge.errors import InvalidParameter, RocmForgeError
 from rocmforge.fleet.entry import Engine
 from rocmforge.library.finding import all_stored
+from rocmforge.model_front import ModelFront, read_front
 from rocmforge.models.sampling import SamplingDefaults
 from rocmforge.models.vision.config import VisionConfig
 from rocmforge.pixels.readers import ImageReaders
 from rocmforge.settings import AUTO, Settings
 from rocmforge.text.output.reasoning import Reasoning
-from rocmforge.wiring import ModelFront, build_model, build_request_log, read_front
+from rocmforge.wiring import build_model, build_request_log
 
 
 class LocalModel:
