@@ -94,6 +94,30 @@ def test_states_between_tokens_go_to_other_slots(name: str, load: Load) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_parts_of_a_sequence_go_on_from_each_other_in_one_step(name: str, load: Load) -> None:
+    """Between other sequences; each part leaves states that others can go on from."""
+    driver = load(name, **LONG)
+    driver.run(Chunk(tokens=LONG_PROMPT[:16], blocks=BLOCKS, state_slot=5))
+    neighbour = Chunk(tokens=LONG_PROMPT[40:43], blocks=[50], state_slot=6, wants=())
+    parts = [
+        Chunk(
+            tokens=LONG_PROMPT[start:end],
+            start=start,
+            blocks=BLOCKS,
+            state_read=read,
+            state_slot=slot,
+            wants=(),
+        )
+        for start, end, read, slot in ((16, 80, 5, 0), (80, 81, 0, 1), (81, 96, 1, 2))
+    ]
+    driver.run(neighbour, *parts, replace(neighbour, blocks=[51], state_slot=7))
+    for slot, done in {5: 16, 0: 80, 1: 81, 2: 96}.items():
+        rest = Chunk(tokens=LONG_PROMPT[done:110], start=done, blocks=BLOCKS, state_slot=3)
+        found = driver.logprobs(replace(rest, state_read=slot), [109 - done])
+        np.testing.assert_array_equal(found[0], ends(driver, [110], slot=4), f"slot {slot}")
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_sequences_of_a_step_have_their_own_states(name: str, load: Load) -> None:
     """Eight prompts of other lengths at once, in slots that others have used, in any order."""
     driver = load(name, **LONG)

@@ -130,6 +130,8 @@ class StepInput:
     # its first token of the step are, which are zero without a token before, whatever that slot
     # holds; and the slots for the states after each token, or NO_SLOT where they are not kept.
     # Those after the last token of a sequence are kept, perhaps in the slot they were read from.
+    # A sequence may go on from the states that the one right before it leaves after its last token:
+    # both are parts of one, computed in their `turns`, and it may write what parts before it read.
     # No other slot that is read changes, and none is written twice.
     state_reads: Int32Array = field(default_factory=lambda: np.zeros(0, np.int32))  # [B]
     state_writes: Int32Array = field(default_factory=lambda: np.zeros(0, np.int32))  # [T]
@@ -207,6 +209,17 @@ class StepInput:
     def num_sequences(self) -> int:
         """Sequences, B."""
         return len(self.context_len)
+
+    @property
+    def turns(self) -> Int32Array:
+        """How many sequences right before each one leave the states that it goes on from, [B]."""
+        numbers = np.arange(self.num_sequences, dtype=np.int32)
+        goes_on = np.zeros(self.num_sequences, np.bool_)
+        if len(self.state_reads):
+            left = self.state_writes[self.query_start[1:-1] - 1]
+            goes_on[1:] = self.state_reads[1:] == left
+        turns: Int32Array = numbers - np.maximum.accumulate(np.where(goes_on, 0, numbers))
+        return turns
 
     @property
     def embedded(self) -> Iterator[tuple[Int32Array, Float32Array]]:

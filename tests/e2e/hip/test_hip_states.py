@@ -13,7 +13,7 @@ from gguf.quants import quantize
 
 from rocmforge.engine.ipc.params import SamplingParams
 from rocmforge.errors import ConfigurationError, UnsupportedArchitecture
-from tests.backend.driving import Chunk, Driver
+from tests.backend.driving import Chunk, Driver, Want
 from tests.data.models.tiny_folders import write_folder
 from tests.data.models.tiny_mamba import MAMBA_CLASSES, larger_mamba
 from tests.data.models.tiny_models import (
@@ -108,6 +108,73 @@ def test_states_between_tokens_go_to_other_slots(
             rest = replace(own, tokens=LONG_PROMPT[done:43], start=done, state_read=slot)
             found = driver.logprobs(rest, [42 - done])
             assert np.abs(found - expected).max() < FLOAT_TOLERANCE * expected.std(), slot
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        larger_delta(by_name("qwen35"), delta_dim=128),
+        larger_mamba(by_name("granitehybrid-dense"), state=128),
+        larger_liquid(by_name("lfm2")),
+    ],
+    ids=lambda model: model.name,
+)
+def test_parts_of_a_sequence_go_on_from_each_other_in_one_step(
+    model: TinyModel, tmp_path: Path, host: HostPlatform | None
+) -> None:
+    """Long, single and short ones, beside another sequence; what each leaves is right."""
+    path = write_model(model, tmp_path)
+    options = replace(SMALL, max_context=192, max_batched_tokens=192)
+    blocks = [*range(9)]
+    with ExitStack() as stack:
+        reference = Driver(load_reference(stack, path, options))
+        whole = Chunk(tokens=LONG_PROMPT[:130], blocks=blocks)
+        expected = reference.logprobs(whole, [129])
+        driver = Driver(load_hip(stack, path, options))
+        driver.run(Chunk(tokens=LONG_PROMPT[:32], blocks=blocks, state_slot=2))
+        other = Chunk(tokens=LONG_PROMPT[40:45], blocks=[9], state_slot=1, wants=())
+        cuts = ((32, 96, 2, 0), (96, 97, 0, 3), (97, 128, 3, 2))
+        parts = [
+            replace(
+                whole,
+                tokens=LONG_PROMPT[start:end],
+                start=start,
+                state_read=read,
+                state_slot=slot,
+                wants=[Want(token=-1)],
+            )
+            for start, end, read, slot in cuts
+        ]
+        driver.run(other, *parts)
+        for slot, done in {0: 96, 3: 97, 2: 128}.items():
+            rest = replace(whole, tokens=LONG_PROMPT[done:130], start=done, state_read=slot)
+            found = driver.logprobs(replace(rest, state_slot=1), [129 - done])
+            assert np.abs(found - expected).max() < FLOAT_TOLERANCE * expected.std(), slot
+
+
+@pytest.mark.parametrize("sizes", [(1, 1), (2, 2)], ids=["decodes", "drafts"])
+def test_parts_of_a_sequence_take_no_graph(
+    sizes: tuple[int, int], tmp_path: Path, host: HostPlatform | None
+) -> None:
+    """Each token has logits, as in a step of decodes or of draft tokens to check."""
+    path = write_model(larger_delta(by_name("qwen35")), tmp_path)
+    first, rest = sizes
+    with ExitStack() as stack:
+        whole = Chunk(tokens=LONG_PROMPT[: 9 + first + rest], blocks=[3, 1, 2])
+        reference = Driver(load_reference(stack, path))
+        expected = reference.logprobs(whole, [9 + first + rest - 1])[0]
+        driver = Driver(load_hip(stack, path))
+        driver.run(replace(whole, tokens=LONG_PROMPT[:9], state_slot=2))
+        best = int(expected.argmax())
+        chunks = []
+        for start, end, read, slot in ((9, 9 + first, 2, 0), (9 + first, 9 + first + rest, 0, 1)):
+            wants = [Want(token=i, target=best, num_logprobs=0) for i in range(end - start)]
+            tokens = LONG_PROMPT[start:end]
+            chunk = replace(whole, tokens=tokens, start=start, state_read=read, state_slot=slot)
+            chunks.append(replace(chunk, wants=wants))
+        found = driver.run(*chunks).logprobs
+    assert found is not None
+    assert abs(found[-1] - expected[best]) < FLOAT_TOLERANCE * expected.std()
 
 
 def test_folders_say_what_the_reference_says(tmp_path: Path, host: HostPlatform | None) -> None:

@@ -9,10 +9,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rocmforge.backend.step import StepInput
 from rocmforge.engine.cache.block_manager import BlockManager
 from rocmforge.engine.cache.snapshots import Snapshots
 from rocmforge.engine.cache.state_keeper import INTERVAL, StateKeeper
@@ -105,6 +107,47 @@ def test_each_turn_of_a_long_conversation_takes_as_many_steps() -> None:
         steps.append(bench.runner._submits - before)
         text = [*text, *words(2 * turn, 100), END, *words(2 * turn + 1, 850), END, 5]
     assert len(set(steps[1:])) == 1, steps
+
+
+def parts(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> list[list[tuple[int, int]]]:
+    """Has it note the beginning and the number of tokens of each chunk, for each step."""
+    noted, submit = list[list[tuple[int, int]]](), bench.runner.submit
+
+    def note(step: StepInput) -> None:
+        starts = step.positions[step.query_start[:-1]].tolist()
+        noted.append(list(zip(starts, np.diff(step.query_start).tolist(), strict=True)))
+        submit(step)
+
+    monkeypatch.setattr(bench.runner, "submit", note)
+    return noted
+
+
+def test_a_turn_takes_one_step_and_leaves_its_snapshots_on_the_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench = Bench(config(8), FOUR)
+    system, turn = [*words(1, 9), END], [*words(2, 20), END, 5, 6]
+    steps = parts(bench, monkeypatch)
+    assert cached(bench, ask(0, [*system, *turn], 1)) == [0]
+    assert steps == [[(0, 8), (8, 20), (28, 5)]]
+    assert cached(bench, ask(1, [*system, *turn, *words(3, 9)], 1)) == [28]
+    assert cached(bench, ask(2, [*system, *turn[:21], *words(4, 9)], 1)) == [28]
+    assert cached(bench, ask(3, [*system, *words(5, 9)], 1)) == [8]
+
+
+def test_a_step_has_no_more_parts_than_sequences_may_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Those that run already, and wait for room in the step, have a place in it."""
+    bench = Bench(config(8), replace(FOUR, max_sequences=3))
+    steps = parts(bench, monkeypatch)
+    prompt = [*words(1, 9), END, *words(2, 20), END, 5, 6]
+    bench.submit(ask(0, words(7, 6), 9))
+    bench.submit(ask(1, prompt, 1), ask(2, words(8, 6), 1))
+    assert steps[1:] == [[(6, 1), (0, 8), (8, 20)]]
+    bench.step()
+    assert steps[2:] == [[(7, 1), (28, 5), (0, 4)]]
+    bench.finish()
 
 
 def come_together() -> list[int]:
@@ -325,6 +368,7 @@ PLANTED = {
     "a snapshot that is evicted while it is to be read": (Snapshots, "hold", nothing),
     "a snapshot that is read by the step that makes it": (Snapshots, "is_coming", lambda *_: False),
     "a slot given to two": (StateSlots, "release", twice),
+    "the next part in place of a snapshot": (StateKeeper, "has_left_snapshot", lambda *_: True),
 }
 
 

@@ -17,9 +17,10 @@ from rocmforge_hip.device.memory import DeviceArray, HostCopies
 from rocmforge_hip.device.records import named_leaves
 from rocmforge_hip.ops.step import ListSizes, SamplingNeeds, StepLayout, StepShape
 from rocmforge_hip.ops.step_output import OutputLayout
+from rocmforge_hip.run.checked_drafts import as_decodes
 from rocmforge_hip.run.embeddings import RowStaging
 from rocmforge_hip.run.runner import exact_shape
-from tests.backend.driving import Chunk, Want, make_sampling, make_step
+from tests.backend.driving import Chunk, Want, make_sampling, make_step, with_states
 
 BASE = 1 << 32
 BLOCK = 32
@@ -85,19 +86,45 @@ def test_prefills_and_decodes_are_told_apart() -> None:
     assert arrays["prefills"][:2] == [0, 2]
 
 
-def test_prefills_that_chunks_may_take_come_last() -> None:
-    lengths = (MAX_KEPT_STATES + 1, 2, 1, MAX_KEPT_STATES, 60)
-    chunks = [Chunk(tokens=[1] * n, blocks=[3 * i, 3 * i + 1]) for i, n in enumerate(lengths)]
-    step = make_step(0, chunks, BLOCK)
-    writes = np.where(np.isin(np.arange(step.num_tokens), step.query_start[1:] - 1), 4, NO_SLOT)
-    reads = np.arange(5, dtype=np.int32)
-    step = replace(step, state_reads=reads, state_writes=writes.astype(np.int32))
+def stateful(*rows: tuple[int, int, int]) -> StepInput:
+    """A step of sequences of so many tokens that read one state slot and write another."""
+    chunks = [
+        Chunk(tokens=[1] * n, start=1, blocks=[3 * i, 3 * i + 1], state_read=read, state_slot=write)
+        for i, (n, read, write) in enumerate(rows)
+    ]
+    return with_states(make_step(0, chunks, BLOCK), chunks)
+
+
+MANY = MAX_KEPT_STATES + 1
+
+
+def test_layers_with_states_take_sequences_by_how_many_tokens_they_have() -> None:
+    step = stateful((MANY, 0, 0), (2, 1, 1), (1, 2, 2), (MANY - 1, 3, 3), (60, 4, 4))
     shape = exact_shape(step)
-    assert (shape.prefills, shape.chunked) == (4, 2)
+    assert shape.state_launches == ((1, 1), (2, MANY - 1), (2, 60))
     arrays = packed_step(step, shape)
-    assert arrays["prefills"][:4] == [1, 3, 0, 4]
+    assert arrays["prefills"][:4] == [0, 1, 3, 4]
+    assert arrays["in_turn"] == [2, 1, 3, 0, 4]
     assert arrays["state_reads"] == [0, 1, 2, 3, 4]
-    assert arrays["state_writes"] == writes.tolist()
+    assert [slot for slot in arrays["state_writes"] if slot != NO_SLOT] == [0, 1, 2, 3, 4]
+
+
+def test_parts_of_a_sequence_are_launched_in_their_turns() -> None:
+    """Of two sequences in three and two parts; in slots of which some are both read and written."""
+    step = stateful(
+        *((60, 0, 1), (1, 1, 0), (9, 0, 5), (1, 2, 2), (4, 3, 4), (MANY, 4, 3)),
+    )
+    assert step.turns.tolist() == [0, 1, 2, 0, 0, 1]
+    arrays, shape = packed_step(step, exact_shape(step)), exact_shape(step)
+    assert shape.state_launches == ((1, 1), (1, 4), (1, 60), (1, 1), (1, MANY), (1, 9))
+    assert arrays["in_turn"] == [3, 4, 0, 1, 5, 2]
+
+
+def test_parts_of_a_sequence_are_no_drafts_to_check() -> None:
+    alone, parts = stateful((3, 0, 1), (2, 2, 3)), stateful((3, 0, 1), (2, 1, 3))
+    rows = np.arange(5, dtype=np.int32)
+    assert as_decodes(replace(alone, logit_rows=rows), 8).num_sequences == 5
+    assert as_decodes(replace(parts, logit_rows=rows), 8).num_sequences == 2
 
 
 def test_lists_are_packed_behind_everything_else() -> None:

@@ -29,7 +29,13 @@ from rocmforge_hip.ops.activations import ActivationArrays, StepLimits
 from rocmforge_hip.ops.cached_attention import LayerCache, stored_type
 from rocmforge_hip.ops.geometry import Geometry
 from rocmforge_hip.ops.processor_arrays import UseSizes
-from rocmforge_hip.ops.step import ListSizes, PredictorUse, StepLayout, StepShape
+from rocmforge_hip.ops.step import (
+    ListSizes,
+    PredictorUse,
+    StateLaunch,
+    StepLayout,
+    StepShape,
+)
 from rocmforge_hip.weights.adapters import (
     adapter_bytes,
     most_tiles,
@@ -335,6 +341,7 @@ def _largest_input(config: ModelConfig, limits: StepLimits, options: LoadOptions
         lora_tiles=most_tiles(limits.tokens, limits.adapters) if causal else 0,
         sums=limits.sums,
         predictor=PredictorUse.FILL if config.predicts else PredictorUse.NONE,
+        state_launches=(StateLaunch(limits.sequences, limits.tokens),) if config.has_states else (),
         checked=limits.sequences if config.has_states else 0,
         window_groups=0 if windows is None else windows.num_tables,
         has_axes=config.rope is not None and bool(config.rope.axes),

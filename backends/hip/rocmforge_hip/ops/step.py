@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 from itertools import pairwise
 from types import MappingProxyType
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -49,6 +49,13 @@ class PredictorUse(Enum):
     DRAFT = auto()  # it computes the step in place of the model
 
 
+class StateLaunch(NamedTuple):
+    """Sequences of a step that layers with states take in one launch."""
+
+    sequences: int
+    longest: int  # new tokens of the longest
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepShape:
     """Sizes of a step's arrays; those of a graph are larger than most of the steps it serves."""
@@ -60,7 +67,8 @@ class StepShape:
     decodes: int  # sequences with one new token
     prefills: int  # sequences with several
     longest_prefill: int  # new tokens of the longest of those
-    chunked: int = 0  # of those, in a model with states, with more than MAX_KEPT_STATES
+    # Of a model with states, in their order; the sequences are numbered by `in_turn`.
+    state_launches: tuple[StateLaunch, ...] = ()
     # Where each token of a step that checks drafts is a sequence of its own (`run/checked_drafts`),
     # the sequences as layers with states take them, and new tokens of the longest.
     checked: int = 0
@@ -166,7 +174,8 @@ class StepArrays(Generic[X]):
     context_len: X  # int32 [S]
     decodes: X  # int32 [S], the sequences with one new token
     teams: X  # int32 [decodes, 4], `Teams.rows`; or empty
-    prefills: X  # int32 [S], the sequences with several, those that are `chunked` last
+    prefills: X  # int32 [S], the sequences with several
+    in_turn: X  # int32 [S], as `in_turn` orders them; or empty
     seen_ends: X  # int32 [T], as `StepInput.seen_ends`; or empty
     state_reads: X  # int32 [S], NO_SLOT of padding, and in models without states
     state_writes: X  # int32 [T], the same
@@ -221,6 +230,7 @@ def _specs(shape: StepShape, lists: ListSizes) -> StepArrays[ArraySpec]:
         decodes=a_sequence,
         teams=spec((shape.decodes if shape.has_teams else 0, 4), "i4"),
         prefills=a_sequence,
+        in_turn=spec((sequences if shape.state_launches else 0,), "i4"),
         seen_ends=spec((tokens if shape.both_ways else 0,), "i4"),
         state_reads=a_sequence,
         state_writes=a_token,
@@ -350,10 +360,6 @@ def _contents(
     # The decodes of a graph stand first, so its padding is the sequences behind them.
     decodes = np.flatnonzero(new_tokens == 1)
     padding = np.arange(len(decodes), shape.decodes)
-    prefills = np.flatnonzero(new_tokens > 1)
-    if shape.chunked:
-        is_chunked = new_tokens[prefills] > MAX_KEPT_STATES
-        prefills = np.concatenate((prefills[~is_chunked], prefills[is_chunked]))
     tiles, order = tile_rows(step.token_adapters) if shape.lora_tiles else (nothing, nothing)
     with np.errstate(divide="ignore"):
         log_min_p = np.log(batch.min_p)
@@ -368,7 +374,8 @@ def _contents(
         context_len=(step.context_len, 0),
         decodes=(np.concatenate((decodes, padding)), 0),
         teams=(nothing if teams is None else teams, 0),
-        prefills=(prefills, 0),
+        prefills=(np.flatnonzero(new_tokens > 1), 0),
+        in_turn=(in_turn(step)[0] if shape.state_launches else nothing, 0),
         seen_ends=(step.seen_ends, 0),
         state_reads=(whole.state_reads, NO_SLOT),
         state_writes=(whole.state_writes, NO_SLOT),
@@ -405,6 +412,21 @@ def _contents(
         processors=None if batch.processors is None else processor_contents(batch.processors),
         allowed=(nothing if batch.allowed is None else batch.allowed, 0xFFFFFFFF),
     )
+
+
+def in_turn(step: StepInput) -> tuple[Int32Array, tuple[StateLaunch, ...]]:
+    """Returns sequences in the order in which layers with states take them, and its launches.
+
+    Parts of one sequence follow each other. Those of one turn are apart by how many tokens they
+    have: one, few, or so many that chunks may take them.
+    """
+    counts, turns = np.diff(step.query_start), step.turns
+    kinds = 3 * turns + (counts > 1) + (counts > MAX_KEPT_STATES)
+    order = np.argsort(kinds, kind="stable").astype(np.int32)
+    starts = np.flatnonzero(np.diff(kinds[order], prepend=-1))
+    longest = np.maximum.reduceat(counts[order], starts).tolist()
+    sizes = np.diff(starts, append=len(order)).tolist()
+    return order, tuple(map(StateLaunch, sizes, longest))
 
 
 def _slots_before(step: StepInput, shape: StepShape) -> npt.NDArray[np.int64]:

@@ -50,6 +50,7 @@ from rocmforge_hip.ops.step import (
     StepArrays,
     StepLayout,
     StepShape,
+    in_turn,
 )
 from rocmforge_hip.ops.step_output import OutputLayout
 from rocmforge_hip.run.axes import AxisRows
@@ -447,6 +448,8 @@ class HipRunner:
         count = step.num_sequences
         if step.num_tokens != count or len(step.logit_rows) != count:
             return None
+        if step.turns.any():
+            return None  # one launch takes all of a graph
         if len(step.hidden_ranges) or len(step.embedding_tokens):
             return None
         size = self._size_for(count)
@@ -578,7 +581,7 @@ def exact_shape(
         decodes=decodes,
         prefills=int((lengths > 1).sum()),
         longest_prefill=int(lengths.max()),
-        chunked=int((lengths > MAX_KEPT_STATES).sum()) if len(step.state_reads) else 0,
+        state_launches=in_turn(step)[1] if len(step.state_reads) else (),
         lora_tiles=len(tile_rows(step.token_adapters)[0]) if len(step.adapters) else 0,
         sums=len(step.hidden_ranges),
         predictor=predictor,

@@ -292,6 +292,10 @@ class BlockManager:
         """Returns how many of the next `count` tokens a step takes, so that states can be kept."""
         return count if self._states is None else self._states.cut(seq, count)
 
+    def is_cut(self, seq: Sequence) -> bool:
+        """Returns whether a part of a prompt, just scheduled, ends only to leave a snapshot."""
+        return self._states is not None and self._states.has_left_snapshot(seq)
+
     def advance(self, seq: Sequence) -> None:
         """Takes in that the step that is being scheduled computes a sequence up to its end."""
         if self._windows is not None:

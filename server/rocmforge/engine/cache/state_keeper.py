@@ -9,6 +9,9 @@ Nothing is copied. A tail becomes a snapshot
 - where the prompt parts from another one whose blocks were found, but no snapshot: the third one
   that begins alike finds it,
 - when the sequence ends or is preempted.
+
+A prompt is cut there, but a step may have several of its parts: each goes on from the snapshot that
+the one before it leaves.
 """
 
 from __future__ import annotations
@@ -145,6 +148,11 @@ class StateKeeper:
         states.read = states.write
         if not states.between:
             self._leave_tail(seq, states)
+
+    @staticmethod
+    def has_left_snapshot(seq: Sequence) -> bool:
+        """Returns whether a sequence goes on from a snapshot that the scheduled step makes."""
+        return seq.states is not None and seq.states.source is not None
 
     def take_between(self, seq: Sequence, count: int) -> int:
         """Takes slots for the states between draft tokens; returns for how many of `count`."""

@@ -248,14 +248,20 @@ class Scheduler:
                 self._continue_prefill(step, seq)
 
     def _continue_prefill(self, step: StepBuilder, seq: Sequence) -> None:
-        count = self._cache.cut(seq, step.room_for(seq))
-        if count > 0:
+        """Computes what there is room for, in parts where a snapshot is to be left in between."""
+        is_cut = True
+        while is_cut and (count := self._cache.cut(seq, step.room_for(seq))) > 0:
             self._compute(step, seq, count)
+            is_cut = (
+                self._cache.is_cut(seq)
+                and seq.num_tokens == seq.num_known  # else the next token is a draw's
+                and step.has_room_for_part(len(self._running))
+            )
 
     def _admit(self, step: StepBuilder, now_ns: int) -> bool:
         """Starts the next sequence that waits, if there are room and blocks for it."""
         seq = self._waiting.head()
-        if seq is None or len(self._running) == self._limits.max_sequences:
+        if seq is None or not step.has_room_for_part(len(self._running)):
             return False
         if step.room_for(seq) <= 0 or not self._place(seq):
             return False

@@ -40,6 +40,7 @@ class StepBuilder:
         self._whole_rows = limits.whole_rows
         self.chunks: list[Chunk] = []
         self.sequences: set[Sequence] = set()  # of these chunks
+        self._most_chunks = limits.max_sequences
         self._tokens_left = limits.max_batched_tokens
         self._score_rows_left = limits.max_score_rows
         self._num_rows = 0
@@ -69,6 +70,11 @@ class StepBuilder:
         if self._time is not None:
             self._time.give_back()
             self._least_tokens = LEAST_TOKENS
+
+    def has_room_for_part(self, running: int) -> bool:
+        """Returns whether the step may have one more chunk, and one of each running sequence."""
+        parts = len(self.chunks) - len(self.sequences)  # behind the first ones
+        return running + parts < self._most_chunks
 
     def room_for(self, seq: Sequence) -> int:
         """Returns how many tokens of the sequence may be computed in this step."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from rocmforge.backend.step import MAX_KEPT_STATES
 from rocmforge.models.blocks import Mamba
 from rocmforge.models.config import ModelConfig
 from rocmforge.models.weights import present
@@ -17,7 +16,7 @@ from rocmforge_hip.ops.activations import Activation, ActivationArrays, DeltaArr
 from rocmforge_hip.ops.linear.products import LinearKernels
 from rocmforge_hip.ops.operands import empty, f32_of, optional_vector, vector_of
 from rocmforge_hip.ops.recurrent.kernels import RecurrentKernels
-from rocmforge_hip.ops.step import DeviceStep
+from rocmforge_hip.ops.step import DeviceStep, StateLaunch
 from rocmforge_hip.weights.formats import Weight
 
 _NO_FORMS: Final[Forms[DeviceArray]] = Forms()
@@ -168,7 +167,7 @@ def _columns(x: Activation, start: int, count: int) -> Activation:
 
 
 def _batches(step: DeviceStep) -> Iterator[RecurrentBatch]:
-    """Yields the sequences with one new token, those with few, and those that chunks may take."""
+    """Yields the sequences of each launch."""
     inputs, shape = step.inputs, step.shape
     if shape.checked:  # sequences are numbered as the rows of decodes are
         yield RecurrentBatch(
@@ -181,20 +180,16 @@ def _batches(step: DeviceStep) -> Iterator[RecurrentBatch]:
             longest=shape.longest_checked,
         )
         return
-    few = shape.prefills - shape.chunked
-    kinds = (
-        (inputs.decodes, 0, shape.decodes, 1),
-        (inputs.prefills, 0, few, min(shape.longest_prefill, MAX_KEPT_STATES)),
-        (inputs.prefills, few, shape.chunked, shape.longest_prefill),
-    )
-    for sequences, first, count, longest in kinds:
-        if count:
-            yield RecurrentBatch(
-                sequences=sequences.rows(first, first + count),
-                query_start=inputs.query_start,
-                context_len=inputs.context_len,
-                reads=inputs.state_reads,
-                writes=inputs.state_writes,
-                count=count,
-                longest=longest,
-            )
+    sequences = inputs.in_turn if shape.state_launches else inputs.decodes
+    first = 0
+    for count, longest in shape.state_launches or (StateLaunch(shape.decodes, 1),):
+        yield RecurrentBatch(
+            sequences=sequences.rows(first, first + count),
+            query_start=inputs.query_start,
+            context_len=inputs.context_len,
+            reads=inputs.state_reads,
+            writes=inputs.state_writes,
+            count=count,
+            longest=longest,
+        )
+        first += count
