@@ -27,10 +27,10 @@ from rocmforge.engine.ipc.params import FinishReason, GenerateRequest, SamplingP
 from rocmforge.engine.ipc.prompt import token_prompt
 from rocmforge.engine.ipc.totals import Totals
 from rocmforge.engine.schedule.limits import SchedulerLimits
+from rocmforge.engine_options import load_options
 from rocmforge.opening import open_checkpoint
 from rocmforge.settings import Settings
 from rocmforge.sizes import parse_size
-from rocmforge.wiring import load_options
 from rocmforge_hip.backend import HipBackend, create
 from rocmforge_hip.device.discovery import choose_device, find_devices
 from rocmforge_hip.device.platform import select_platform

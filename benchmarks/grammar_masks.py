@@ -22,11 +22,11 @@ from rocmforge.engine.core import EngineCore
 from rocmforge.engine.ipc.params import GenerateRequest, SamplingParams
 from rocmforge.engine.ipc.prompt import token_prompt
 from rocmforge.engine.schedule.limits import SchedulerLimits
+from rocmforge.engine_options import token_pieces
 from rocmforge.gguf.reader import open_gguf
 from rocmforge.gguf.tokenizer import read_tokenizer
 from rocmforge.text.output.grammar import json_schema_grammar
 from rocmforge.text.tokenizer.tokenizer import Tokenizer
-from rocmforge.wiring import token_pieces
 from tests.support.fake_backend import FakeConfig, FakeRunner, LateMaskingRunner
 
 SCHEMA = {

@@ -15,11 +15,11 @@ from rocmforge.backend.optional import MemoryEstimate
 from rocmforge.backend.protocol import LoadOptions
 from rocmforge.checkpoint.cache_types import KvDtype
 from rocmforge.engine.context import most_sequences
+from rocmforge.engine_options import load_options
 from rocmforge.errors import ConfigurationError
 from rocmforge.models.checkpoint import Checkpoint
 from rocmforge.opening import open_checkpoint
 from rocmforge.settings import Settings
-from rocmforge.wiring import load_options
 from rocmforge_hip.backend import create
 from rocmforge_hip.device.constants import BLOCK_TOKENS
 from rocmforge_hip.load.loading import plan_reads

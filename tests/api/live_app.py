@@ -21,6 +21,7 @@ from rocmforge.api.metrics.fleet import FleetMetrics
 from rocmforge.commands.http.server import http_config, listen
 from rocmforge.engine.client.client import AsyncEngine
 from rocmforge.engine.client.config import EngineConfig
+from rocmforge.engine_options import token_pieces
 from rocmforge.fleet.entry import FleetEntry
 from rocmforge.fleet.fleet import Fleet
 from rocmforge.fleet.model import ServedModel
@@ -29,7 +30,6 @@ from rocmforge.sensors.watch import DeviceWatch
 from rocmforge.text.template.template import ChatTemplates
 from rocmforge.text.tokenizer.token_sets import TokenSets
 from rocmforge.text.tokenizer.tokenizer import Tokenizer
-from rocmforge.wiring import token_pieces
 from tests.api import tiny
 from tests.support.any_model import any_model
 from tests.support.options import SMALL

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rocmforge.engine_options import load_options
 from rocmforge.errors import BadAdapter, ConfigurationError
 from rocmforge.model_front import read_front
 from rocmforge.models.lora import AdapterSpec
 from rocmforge.setting_sources import load
-from rocmforge.wiring import load_options
 from tests.data.models.tiny_adapters import TinyAdapter, write_adapter
 from tests.data.models.tiny_models import by_name, gguf_metadata, gguf_tensors
 from tests.support.gguf_writer import write_gguf

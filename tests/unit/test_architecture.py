@@ -25,7 +25,7 @@ LAYERS = (
     ("rocmforge.__main__", "rocmforge.cli", "rocmforge.completing", "rocmforge.ray"),
     ("rocmforge.commands", "rocmforge.arguments"),
     ("rocmforge.wiring",),
-    ("rocmforge.model_front",),
+    ("rocmforge.engine_options", "rocmforge.model_front"),
     ("rocmforge.api",),
     ("rocmforge.fleet",),
     ("rocmforge.engine.client",),

@@ -9,10 +9,10 @@ import pytest
 from docs.tools.capacity_page import CONTEXTS, MOST, ModelPlan, plan_shape
 from docs.tools.model_shapes import read_shapes, write_header
 from rocmforge.commands.plan import plan_model
+from rocmforge.engine_options import load_options
 from rocmforge.library.catalogue import read_catalogue
 from rocmforge.opening import describe
 from rocmforge.settings import Settings
-from rocmforge.wiring import load_options
 from rocmforge_hip.backend import create
 from tests.backend.driving import Chunk, make_step
 from tests.support.loading import estimate_file

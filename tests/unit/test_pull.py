@@ -135,7 +135,7 @@ def test_a_file_beside_which_little_context_fits_is_taken_only_if_all_are_so(
 ) -> None:
     small = memory_for(files["small.gguf"], tmp_path)
     large = memory_for(files["m-Q8_0.gguf"], tmp_path)
-    monkeypatch.setattr("rocmforge.wiring.LEAST_CONTEXT", 64)  # of 512
+    monkeypatch.setattr("rocmforge.engine_options.LEAST_CONTEXT", 64)  # of 512
     assert choose(hub, SHORT, SETTINGS, large).main == "Q-Q8_0.gguf"
     assert choose(hub, SHORT, SETTINGS, large - 2000).main == "Q-Q4_K_M.gguf"
     assert choose(hub, f"{SHORT}:Q8_0", SETTINGS, large - 2000).main == "Q-Q8_0.gguf"

@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 
 from rocmforge.engine.client.client import AsyncEngine
+from rocmforge.engine_options import engine_config, load_options, token_pieces
 from rocmforge.errors import ConfigurationError
 from rocmforge.gguf.tokenizer import read_tokenizer
 from rocmforge.model_front import open_model, read_front
 from rocmforge.settings import Settings
 from rocmforge.text.tokenizer.tokenizer import Tokenizer
-from rocmforge.wiring import build_model, engine_config, load_options, token_pieces
+from rocmforge.wiring import build_model
 from tests.data.models.tiny_encoders import VOCABULARY
 from tests.data.models.tiny_folders import write_folder
 from tests.data.models.tiny_models import by_name, hf_weights

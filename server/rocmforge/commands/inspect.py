@@ -16,6 +16,7 @@ from rocmforge.backend.windows import plan_windows, why_windows_keep
 from rocmforge.checkpoint.cache_types import CACHE_TYPES
 from rocmforge.commands.plan import show_plan, size_text
 from rocmforge.commands.terminal.output import fact_table, output_console
+from rocmforge.engine_options import load_options
 from rocmforge.errors import ConfigurationError
 from rocmforge.library.finding import find_model
 from rocmforge.model_front import warn_of_context
@@ -26,7 +27,6 @@ from rocmforge.models.sampling import UNRECOMMENDED, SamplingDefaults
 from rocmforge.models.vision.config import VisionConfig
 from rocmforge.opening import describe
 from rocmforge.settings import Settings
-from rocmforge.wiring import load_options
 
 _BLOCK: Final = 32  # tokens
 _KEY_TILE: Final = 128  # tokens that kernels take at a time

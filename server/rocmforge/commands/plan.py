@@ -19,6 +19,7 @@ from rocmforge.engine.context import most_sequences, settle_context
 from rocmforge.engine.draft.draft_memory import both, draft_options
 from rocmforge.engine.loading import tower_options
 from rocmforge.engine.predictor_memory import PREDICTOR_LEFT_OUT, predictor_has_room, predictor_part
+from rocmforge.engine_options import load_options, tier_options
 from rocmforge.errors import ConfigurationError, UnsupportedArchitecture, UnsupportedTensor
 from rocmforge.library.finding import find_model
 from rocmforge.model_front import open_model, warn_of_context
@@ -26,7 +27,6 @@ from rocmforge.models.checkpoint import Checkpoint
 from rocmforge.opening import open_checkpoint
 from rocmforge.settings import AUTO, NO_DRAFT_MODEL, Settings
 from rocmforge.sizes import parse_size
-from rocmforge.wiring import load_options, tier_options
 
 _ROOM_CONTEXTS: Final = (4096, 16384, 32768)
 _MOST_SEQUENCES: Final = 512

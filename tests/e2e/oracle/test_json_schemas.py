@@ -24,10 +24,10 @@ from rocmforge.engine.core import EngineCore
 from rocmforge.engine.ipc.params import FinishReason, GenerateRequest, SamplingParams, TokenPieces
 from rocmforge.engine.ipc.prompt import token_prompt
 from rocmforge.engine.schedule.limits import SchedulerLimits
+from rocmforge.engine_options import token_pieces
 from rocmforge.gguf.tokenizer import read_tokenizer
 from rocmforge.text.output.grammar import Schema, find_problem, json_schema_grammar
 from rocmforge.text.tokenizer.tokenizer import Tokenizer
-from rocmforge.wiring import token_pieces
 from tests.api import tiny
 from tests.data.models.tiny_models import by_name, write_model
 from tests.support.json_schemas import RandomSchemas, with_recursion

@@ -27,10 +27,10 @@ import pytest
 from gguf.constants import GGUFValueType as V
 
 from rocmforge.commands import inspect
+from rocmforge.engine_options import token_pieces
 from rocmforge.errors import BadTemplate, RequestError, RocmForgeError
 from rocmforge.model_front import read_front
 from rocmforge.settings import Settings
-from rocmforge.wiring import token_pieces
 from rocmforge_reference.backend import create
 from tests.api.tiny import CHATML
 from tests.data.models import tiny_encoders

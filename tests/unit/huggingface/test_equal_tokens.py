@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from rocmforge.engine_options import token_pieces
 from rocmforge.gguf.reader import open_gguf
 from rocmforge.gguf.tokenizer import read_tokenizer as read_gguf_tokenizer
 from rocmforge.huggingface.files.folder import Folder
 from rocmforge.huggingface.tokenizer import read_tokenizer
 from rocmforge.text.tokenizer.tokenizer import Tokenizer
-from rocmforge.wiring import token_pieces
 from tests.data.models.tiny_encoders import VOCABULARY, by_name, write_encoder
 from tests.support.tokenizer_files import TEXT, pieces, write_tokenizer
 
