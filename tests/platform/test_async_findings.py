@@ -88,7 +88,7 @@ def test_warpgroups_multiply(device: Device) -> None:
     ("mistake", "finding"),
     [
         (Mistake.NO_BARRIER, "reads .*tile.*, which thread .* wrote without a barrier"),
-        (Mistake.NO_FENCE, "multiplies without a fence since the last group"),
+        (Mistake.NO_FENCE, "multiplies without a fence since it last waited"),
         (Mistake.NO_PUBLICATION, "multiplies .*tile.*, which thread .* had not published"),
         (Mistake.LATE_PUBLICATION, "multiplies .*tile.*, which thread .* had not published"),
         (Mistake.OVERWRITES_TILE, "(reads|writes) .*tile.*, which .* without a barrier"),

@@ -23,7 +23,7 @@ class WarpgroupAttention {
   static constexpr int kParts = kHeadDim / kColumns;
 
  public:
-  struct alignas(1024) Lds {
+  struct alignas(warpgroup::kTileAlignment) Lds {
     half keys[2][kKeys * kHeadDim];
     half values[2][kKeys * kHeadDim];
     half queries[kQueriesInLds ? kAttentionRows * kHeadDim : 0];
@@ -81,7 +81,7 @@ class WarpgroupAttention {
                                first_visible(position_of(row_of(1)), in.window)};
     const int seen_end[2] = {min(end_of(row_of(0)), end), min(end_of(row_of(1)), end)};
     const SwizzledTile<kAttentionRows> query_tile{lds.queries};
-    const uint64_t own_queries =
+    const warpgroup::Descriptor own_queries =
         warpgroup::behind(query_tile.descriptor(), (first_row - block_row) * 128);
     uint32_t queries[kQueriesInLds ? 1 : kHeadDim / kTile][4];
     if constexpr (kQueriesInLds) {
@@ -178,15 +178,17 @@ class WarpgroupAttention {
         }
       }
     };
-    const auto begin_scores = [&](uint64_t tile) __attribute__((always_inline)) {
+    const auto begin_scores = [&](warpgroup::Descriptor tile) __attribute__((always_inline)) {
 #pragma unroll
       for (int dim = 0; dim < kHeadDim / kTile; ++dim) {
-        const auto at = [&](uint64_t whole, int column_bytes) __attribute__((always_inline)) {
+        const auto at = [&](warpgroup::Descriptor whole,
+                            int column_bytes) __attribute__((always_inline)) {
           return warpgroup::behind(whole, dim / 4 * column_bytes + dim % 4 * 32);
         };
-        const uint64_t keys_at = at(tile, SwizzledTile<kKeys>::kColumnBytes);
+        const warpgroup::Descriptor keys_at = at(tile, SwizzledTile<kKeys>::kColumnBytes);
         if constexpr (kQueriesInLds) {
-          const uint64_t from = at(own_queries, SwizzledTile<kAttentionRows>::kColumnBytes);
+          const warpgroup::Descriptor from =
+              at(own_queries, SwizzledTile<kAttentionRows>::kColumnBytes);
           dim == 0 ? warpgroup::multiply<false>(scores, from, keys_at)
                    : warpgroup::multiply(scores, from, keys_at);
         } else {
@@ -196,7 +198,7 @@ class WarpgroupAttention {
       }
       warpgroup::commit();
     };
-    const auto begin_output = [&](uint64_t tile) __attribute__((always_inline)) {
+    const auto begin_output = [&](warpgroup::Descriptor tile) __attribute__((always_inline)) {
 #pragma unroll
       for (int key = 0; key < kKeys / kTile; ++key) {
 #pragma unroll

@@ -21,7 +21,9 @@ using Descriptor = RfHostTile;
 
 // Descriptors count in 16 bytes.
 __forceinline__ int64_t in_chunks(int64_t bytes) { return bytes / 16 * 16; }
-__forceinline__ Descriptor descriptor(const void* tile, uint64_t) { return {tile, 0, 0, true}; }
+__forceinline__ Descriptor descriptor(const void* tile, uint64_t next) {
+  return {tile, 0, in_chunks(next), true};
+}
 __forceinline__ Descriptor plain_descriptor(const void* tile, uint64_t next) {
   return {tile, 0, in_chunks(next), false};
 }
@@ -38,11 +40,18 @@ __forceinline__ void wait(const char* file = __builtin_FILE(), int line = __buil
 }
 __forceinline__ void publish() { rf_host_warpgroup_publish(); }
 
-template <int kTiles>
+template <bool kAdd = true, bool kTransposed = false, int kTiles>
 __forceinline__ void multiply(Mma::Acc (&sums)[kTiles], const uint32_t (&a)[4], Descriptor b,
                               const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
   static_assert(sizeof(sums) == kTiles * 8 * sizeof(float));
-  rf_host_warpgroup_multiply(sums[0].value, a, &b, 16 * kTiles, file, line);
+  const RfHostProduct product{sums[0].value, a, {}, b, 16 * kTiles, kAdd, kTransposed};
+  rf_host_warpgroup_multiply(&product, file, line);
+}
+template <bool kAdd = true, int kTiles>
+__forceinline__ void multiply(Mma::Acc (&sums)[kTiles], Descriptor a, Descriptor b,
+                              const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+  const RfHostProduct product{sums[0].value, nullptr, a, b, 16 * kTiles, kAdd, false};
+  rf_host_warpgroup_multiply(&product, file, line);
 }
 
 template <int kTiles>

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -240,3 +242,36 @@ def test_a_token_gives_the_same_in_any_chunk(device: Device) -> None:
     short.q[:] = whole.q[-2:]
     short.block_table, short.k, short.v = whole.block_table, whole.k, whole.v
     np.testing.assert_array_equal(prefill(device, short), prefill(device, whole)[-2:])
+
+
+# sequences, other fields of the case, keys of a split; tiles have 128 keys, or 64 of large heads
+IN_WARPGROUPS: dict[str, tuple[tuple[tuple[int, int], ...], dict[str, Any], int | None]] = {
+    "several_tiles_of_keys": (((300, 70),), {"group": 1}, None),
+    "ragged_sequences": (((128, 128), (33, 1), (9, 9), (129, 3)), {"group": 2}, None),
+    "window": (((200, 140),), {"group": 1, "window": 65}, None),
+    "sinks_and_caps": (
+        ((40, 40), (290, 7)),
+        {"kv_heads": 2, "group": 3, "softcap": 9.0, "sinks": (-1e4, 1.0, 3.0, 7.0, -2.0, 200.0)},
+        None,
+    ),
+    "splits": (((300, 9), (70, 1), (130, 70)), {"kv_heads": 2, "group": 3}, 128),
+    "image": (((200, 190),), {"group": 2, "images": (range(50, 180),)}, None),
+}
+
+
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize(
+    ("sequences", "fields", "split_tokens"), IN_WARPGROUPS.values(), ids=IN_WARPGROUPS.keys()
+)
+def test_warpgroups(
+    hopper: Device,
+    sequences: tuple[tuple[int, int], ...],
+    fields: dict[str, Any],
+    split_tokens: int | None,
+    head_dim: int,
+) -> None:
+    """Prefill on the matrix instructions of Hopper GPUs."""
+    if split_tokens is not None and head_dim > MAX_SPLIT_DIM:
+        pytest.skip("such heads are not split")
+    case = AttentionCase(sequences, head_dim=head_dim, **fields)
+    assert_right(hopper, case, split_tokens=split_tokens)

@@ -45,12 +45,10 @@ struct AsyncCopy {
 };
 
 struct AsyncProduct {
-  float* sums;
-  const uint32_t* a;
-  RfHostTile b;
-  int columns;
-  // Which chunks of b that this lane has looked at are not there.
-  uint32_t missing;
+  RfHostProduct product;
+  // Which of the chunks that this lane has looked at are not there, of a and of b.
+  bool misses_a;
+  uint32_t missing_b;
 };
 
 class AsyncWork {

@@ -1,5 +1,6 @@
 // The matrix instructions of NVIDIA GPUs, as the PTX ISA describes them: "Matrix Fragments for
 // mma.m16n8k16", "Asynchronous Warpgroup Level Matrix Multiply-Accumulate Instructions".
+#include <algorithm>
 #include <cmath>
 
 #include "async.h"
@@ -10,9 +11,8 @@
 namespace host {
 namespace {
 
-constexpr int kK = 16;      // of an instruction
-constexpr int kChunks = 2;  // of a column of B, in its K
-constexpr int kChunkBytes = kK / kChunks * 2;
+constexpr int kK = 16;  // of an instruction
+constexpr int kChunkBytes = 16;
 constexpr int kRows = 16;  // of a wave
 
 using Half = _Float16;
@@ -58,12 +58,24 @@ void mma(void* const* operands, int lanes) {
   }
 }
 
-// Where eight elements of a column of B lie. The swizzle exchanges chunks of 128 bytes.
-uintptr_t chunk_of(const RfHostTile& tile, int column, int chunk) {
+// Where the chunk is that holds elements `element` and following of a row, eight or as many as are
+// left of them. The swizzle exchanges chunks of 128 bytes.
+uintptr_t chunk_of(const RfHostTile& tile, int row, int element) {
   const auto begin = reinterpret_cast<uintptr_t>(tile.begin);
-  if (!tile.is_swizzled) return begin + tile.offset + chunk * tile.next + column * kChunkBytes;
-  const uintptr_t at = tile.offset + column * 128 + chunk * kChunkBytes;
+  if (!tile.is_swizzled) return begin + tile.offset + element / 8 * tile.next + row * kChunkBytes;
+  const uintptr_t at = tile.offset + element / 64 * tile.next + row * 128 + element % 64 * 2;
   return begin + (at ^ (at >> 7 & 7) << 4);
+}
+
+// Chunk `index` of b: of a column, or transposed, of an element of K.
+uintptr_t b_chunk(const RfHostProduct& product, int index) {
+  const int chunks = product.is_transposed ? product.columns / 8 : kK / 8;
+  return chunk_of(product.b, index / chunks, index % chunks * 8);
+}
+
+// Those of the rows of this wave of four, one for each lane.
+uintptr_t a_chunk(const RfHostProduct& product, int wave, int lane) {
+  return chunk_of(product.a_tile, wave % 4 * kRows + lane / 2, lane % 2 * 8);
 }
 
 // Has the matrix unit read a chunk; false if this block has not written all of it.
@@ -92,37 +104,56 @@ bool read_chunk(uintptr_t address) {
   return true;
 }
 
-// Looks at the chunks of B of which this lane is in charge.
-void read_chunks(AsyncProduct& product) {
+int own_wave() { return wave_of(block_runner().now().thread); }
+
+// Looks at the chunks of which this lane is in charge.
+void read_chunks(AsyncProduct& own) {
   const int lane = block_runner().lane().info->lane;
-  product.missing = 0;
-  for (int i = 0; lane + i * 32 < product.columns * kChunks; i++) {
-    const int index = lane + i * 32;
-    const uintptr_t address = chunk_of(product.b, index / kChunks, index % kChunks);
-    if (!read_chunk(address)) product.missing |= uint32_t{1} << i;
+  own.misses_a = !own.product.a && !read_chunk(a_chunk(own.product, own_wave(), lane));
+  own.missing_b = 0;
+  for (int i = 0; lane + i * 32 < own.product.columns * 2; i++) {
+    if (!read_chunk(b_chunk(own.product, lane + i * 32))) own.missing_b |= uint32_t{1} << i;
+  }
+}
+
+// What nothing has written may be anything.
+void take_chunk(float (&values)[8], uintptr_t address, bool is_missing) {
+  for (int i = 0; i < 8; i++) {
+    values[i] = is_missing ? NAN : static_cast<float>(reinterpret_cast<const Half*>(address)[i]);
   }
 }
 
 void multiply(void* const* operands, int lanes) {
-  const auto product = [&](int lane) -> AsyncProduct& {
-    return *static_cast<AsyncProduct*>(operands[lane]);
+  const auto of = [&](int lane) -> const AsyncProduct& {
+    return *static_cast<const AsyncProduct*>(operands[lane]);
   };
-  float a[kRows][kK];
-  for (int lane = 0; lane < lanes; lane++) take_a(a, lane, product(lane).a);
-  const int columns = product(0).columns;
-  for (int first = 0; first < columns; first += 8) {
-    float b[8][kK];
-    for (int i = 0; i < 8 * kChunks; i++) {
-      const int index = first * kChunks + i;
-      const bool is_missing = product(index % 32).missing >> index / 32 & 1;
-      const auto* chunk =
-          reinterpret_cast<const Half*>(chunk_of(product(0).b, index / kChunks, index % kChunks));
-      for (int k = 0; k < kK / kChunks; k++) {
-        // What nothing has written may be anything.
-        b[i / kChunks][i % kChunks * 8 + k] = is_missing ? NAN : static_cast<float>(chunk[k]);
+  const RfHostProduct& product = of(0).product;
+  float a[kRows][kK], chunk[8];
+  for (int lane = 0; lane < lanes; lane++) {
+    if (product.a) {
+      take_a(a, lane, of(lane).product.a);
+    } else {
+      take_chunk(chunk, a_chunk(product, own_wave(), lane), of(lane).misses_a);
+      std::copy_n(chunk, 8, &a[lane / 2][lane % 2 * 8]);
+    }
+  }
+  static float b[256][kK];
+  for (int index = 0; index < product.columns * 2; index++) {
+    take_chunk(chunk, b_chunk(product, index), of(index % 32).missing_b >> index / 32 & 1);
+    for (int i = 0; i < 8; i++) {
+      if (product.is_transposed) {
+        b[index % (product.columns / 8) * 8 + i][index / (product.columns / 8)] = chunk[i];
+      } else {
+        b[index / 2][index % 2 * 8 + i] = chunk[i];
       }
     }
-    for (int lane = 0; lane < lanes; lane++) add(product(lane).sums + first / 2, lane, a, b);
+  }
+  for (int lane = 0; lane < lanes; lane++) {
+    float* sums = of(lane).product.sums;
+    if (!product.adds) std::fill_n(sums, product.columns / 2, 0.0f);
+    for (int first = 0; first < product.columns; first += 8) {
+      add(sums + first / 2, lane, a, b + first);
+    }
   }
 }
 
@@ -139,33 +170,31 @@ HIP_API void rf_host_mma(float* c, const uint32_t* a, const uint32_t* b, const c
 
 HIP_API void rf_host_warpgroup_begin() { own_lane().has_begun_products = true; }
 
-HIP_API void rf_host_warpgroup_multiply(float* sums, const uint32_t* a, const RfHostTile* b,
-                                        int columns, const char* file, int line) {
+HIP_API void rf_host_warpgroup_multiply(const RfHostProduct* product, const char* file, int line) {
   BlockRunner& runner = block_runner();
   runner.at_instruction(__builtin_return_address(0));
   if (!own_lane().has_begun_products) {
-    runner.stop(hipErrorLaunchFailure, "multiplies without a fence since the last group");
+    runner.stop(hipErrorLaunchFailure, "multiplies without a fence since it last waited");
   }
-  // All lanes name the same tile.
-  runner.wait(Wait::kUniform, file, line, chunk_of(*b, 0, 0));
-  AsyncProduct product{sums, a, *b, columns, 0};
-  read_chunks(product);
-  own_lane().products.begin(product);
+  // All lanes name the same tiles.
+  runner.wait(Wait::kUniform, file, line, b_chunk(*product, 0));
+  if (!product->a) runner.wait(Wait::kUniform, file, line, chunk_of(product->a_tile, 0, 0));
+  AsyncProduct own{*product, false, 0};
+  read_chunks(own);
+  own_lane().products.begin(own);
 }
 
-HIP_API void rf_host_warpgroup_commit() {
-  own_lane().products.commit();
-  own_lane().has_begun_products = false;
-}
+HIP_API void rf_host_warpgroup_commit() { own_lane().products.commit(); }
 
 HIP_API void rf_host_warpgroup_wait(int groups, const char* file, int line) {
   BlockRunner& runner = block_runner();
   runner.at_instruction(__builtin_return_address(0));
-  AsyncProduct product;
-  while (own_lane().products.take(groups, product)) {
-    read_chunks(product);
-    runner.wait_for_compute(&product, multiply, file, line);
+  AsyncProduct own;
+  while (own_lane().products.take(groups, own)) {
+    read_chunks(own);
+    runner.wait_for_compute(&own, multiply, file, line);
   }
+  own_lane().has_begun_products = false;  // registers may change now
 }
 
 HIP_API void rf_host_warpgroup_publish() { block_runner().async().publish(block_runner().now()); }

@@ -32,18 +32,26 @@ void rf_host_async_wait_all();
 
 // The matrix instructions of NVIDIA GPUs that mma.h and warpgroup.h have.
 void rf_host_mma(float* c, const uint32_t* a, const uint32_t* b, const char* file, int line);
-// The right operand of a product: `offset` bytes behind where a tile begins, in the order of the
-// swizzle of 128 bytes, or with its chunks of 16 bytes side by side and the next eight elements of
-// its rows `next` bytes further.
+// What lies `offset` bytes behind the beginning of a tile whose rows of 64 halves are in the order
+// of the swizzle of 128 bytes, with the next 64 of them `next` bytes further; or else of one with
+// chunks of 16 bytes side by side, and the next eight halves of its rows `next` bytes further.
 struct RfHostTile {
   const void* begin;
   int64_t offset, next;
   bool is_swizzled;
 };
+// sums += a b, or sums = a b, with 16 elements of K. Rows of b are columns of the product, or its
+// K.
+struct RfHostProduct {
+  float* sums;
+  const uint32_t* a;  // the registers of this lane, or null: the tile
+  RfHostTile a_tile, b;
+  int32_t columns;
+  bool adds, is_transposed;
+};
 void rf_host_warpgroup_begin();
-// Reads and changes what the pointers lead to when it is waited for, and reads the tile now, too.
-void rf_host_warpgroup_multiply(float* sums, const uint32_t* a, const RfHostTile* b, int columns,
-                                const char* file, int line);
+// Reads and changes what the pointers lead to when it is waited for, and reads tiles now, too.
+void rf_host_warpgroup_multiply(const RfHostProduct* product, const char* file, int line);
 void rf_host_warpgroup_commit();
 void rf_host_warpgroup_wait(int groups, const char* file, int line);
 // The matrix unit may read what this lane has written to LDS before, behind a barrier.
