@@ -15,26 +15,10 @@ V = 70
 
 
 def batch(rows: int, temperature: float, allowed: UInt32Array | None) -> SamplingBatch:
-    zeros, ints = np.zeros(rows, np.float32), np.zeros(rows, np.int32)
-    offsets = np.zeros(rows + 1, np.int32)
-    return SamplingBatch(
-        temperature=zeros + np.float32(temperature),
-        top_k=ints,
-        top_p=zeros + 1,
-        min_p=zeros,
-        repetition_penalty=zeros + 1,
-        presence_penalty=zeros,
-        frequency_penalty=zeros,
+    return dataclasses.replace(
+        SamplingBatch.greedy(rows),
+        temperature=np.full(rows, temperature, np.float32),
         seed=np.arange(rows, dtype=np.uint64),
-        position=ints,
-        num_logprobs=ints - 1,
-        target_ids=ints - 1,
-        seen_offsets=offsets,
-        seen_tokens=np.zeros(0, np.int32),
-        seen_counts=np.zeros(0, np.int32),
-        bias_offsets=offsets,
-        bias_tokens=np.zeros(0, np.int32),
-        bias_values=np.zeros(0, np.float32),
         allowed=allowed,
     )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Self
 
 import numpy as np
 
@@ -93,6 +94,35 @@ class SamplingBatch:
     # `allowed` is only room for masks, which come with `MasksLate.constrain`. Only for runners that
     # have that.
     is_masked_later: bool = False
+
+    @classmethod
+    def greedy(cls, rows: int) -> Self:
+        """Returns rows that take the largest logit, and report no log-probability."""
+        zeros, ones = np.zeros(rows, np.float32), np.ones(rows, np.float32)
+        ints, offsets, none = (
+            np.zeros(rows, np.int32),
+            np.zeros(rows + 1, np.int32),
+            np.zeros(0, np.int32),
+        )
+        return cls(
+            temperature=zeros,
+            top_k=ints,
+            top_p=ones,
+            min_p=zeros,
+            repetition_penalty=ones,
+            presence_penalty=zeros,
+            frequency_penalty=zeros,
+            seed=np.zeros(rows, np.uint64),
+            position=ints,
+            num_logprobs=ints - 1,
+            target_ids=np.full(rows, SAMPLE, np.int32),
+            seen_offsets=offsets,
+            seen_tokens=none,
+            seen_counts=none,
+            bias_offsets=offsets,
+            bias_tokens=none,
+            bias_values=np.zeros(0, np.float32),
+        )
 
     @property
     def num_rows(self) -> int:

@@ -6,20 +6,16 @@ lives exactly as long as the other end is open.
 
 from __future__ import annotations
 
-import argparse
-import ctypes
 import gc
 import logging
-import os
 import select
-import signal
 import socket
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from threading import Thread
 
+from rocmforge.backend import owned_process
 from rocmforge.engine.cache.tiers.opening import open_tiers
 from rocmforge.engine.cache.tiers.tiers import CacheTiers
 from rocmforge.engine.constraint.grammar import Grammars
@@ -43,7 +39,6 @@ from rocmforge.logs import set_up_logging
 
 logger = logging.getLogger(__name__)
 
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _READ_BYTES = 1 << 18
 _TEND_S = 0.002  # between looks at copies that go on while there is nothing to compute
 _KEEP_S = 8.0  # for what is still to be saved at the end; less than `EngineConfig.stop_grace_s`
@@ -193,34 +188,10 @@ def _typed(error: Exception, call: str) -> RocmForgeError:
     return BackendError(call, f"{type(error).__name__}: {error}")
 
 
-def end_with_server(sock: socket.socket) -> None:
-    """Makes sure that this process does not outlive the server, whatever it is doing then.
-
-    A thread sees the socket hang up, which also covers a server that only lost interest; the
-    kernel's signal covers a main thread that is stuck in native code and holds the GIL.
-    """
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    poll = select.poll()
-    poll.register(sock, select.POLLRDHUP)
-
-    def wait_and_exit() -> None:
-        poll.poll()
-        os._exit(1)
-
-    Thread(target=wait_and_exit, name="hangup", daemon=True).start()
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the process; returns its exit status."""
-    # A terminal's ^C or a service manager's SIGTERM to the whole group is for the server, which
-    # drains first and then ends this process.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    parser = argparse.ArgumentParser(prog="rocmforge.engine.process")
-    parser.add_argument("--fd", type=int, required=True, help="end of a socket pair")
-    sock = socket.socket(fileno=parser.parse_args(arguments).fd)
-    end_with_server(sock)
-    channel = Channel(sock)
+    descriptor = owned_process.begin("rocmforge.engine.process", arguments)
+    channel = Channel(socket.socket(fileno=descriptor))
     try:
         (start,) = channel.receive(wait=True)
         assert isinstance(start, Start), "the first command says what to load"

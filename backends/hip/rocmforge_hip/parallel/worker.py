@@ -6,21 +6,16 @@ that rank 0 makes, in the same order; it lives exactly as long as the other end 
 
 from __future__ import annotations
 
-import argparse
-import ctypes
 import gc
 import logging
-import os
-import select
-import signal
 import sys
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
-from threading import Thread
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
+from rocmforge.backend import owned_process
 from rocmforge.backend.step import StepInput
 from rocmforge.errors import RocmForgeError
 from rocmforge.opening import open_checkpoint
@@ -33,8 +28,6 @@ from rocmforge_hip.run.runner import HipRunner
 from rocmforge_hip.weights.shard import Shard
 
 logger = logging.getLogger(__name__)
-
-_PR_SET_PDEATHSIG: Final = 1  # linux/prctl.h
 
 
 class Joining:
@@ -92,33 +85,11 @@ def follow(connection: Connection[Any, Any], runner: HipRunner) -> None:
             return
 
 
-def end_with_rank_0(connection: Connection[Any, Any]) -> None:
-    """Makes sure that this process does not outlive the other, whatever it is doing then.
-
-    It may be waiting, in native code, for a device that waits for rank 0. The kernel's signal
-    covers a main thread that holds the interpreter's lock meanwhile.
-    """
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    poll = select.poll()
-    poll.register(connection.fileno(), select.POLLRDHUP)
-
-    def wait_and_exit() -> None:
-        poll.poll()
-        os._exit(1)
-
-    Thread(target=wait_and_exit, name="hangup", daemon=True).start()
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the process."""
-    # Rank 0 ends this process; a terminal's ^C goes to the whole group.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     logging.disable(logging.WARNING)  # rank 0 warns of the same things
-    parser = argparse.ArgumentParser(prog="rocmforge_hip.parallel.worker")
-    parser.add_argument("--fd", type=int, required=True, help="end of a socket pair")
-    connection: Connection[Any, Any] = Connection(parser.parse_args(arguments).fd)
-    end_with_rank_0(connection)
+    descriptor = owned_process.begin("rocmforge_hip.parallel.worker", arguments)
+    connection: Connection[Any, Any] = Connection(descriptor)
     try:
         run(connection.recv(), connection)
     except EOFError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import product
 from typing import Final, NamedTuple
 
@@ -194,7 +195,8 @@ class TrialSteps:
             values = rng.uniform(low, high, count).astype(np.float32)
             return values if used else np.full(count, off, np.float32)
 
-        return SamplingBatch(
+        return replace(
+            SamplingBatch.greedy(count),
             temperature=np.where(draws, rng.uniform(0.5, 1.5, count), 0).astype(np.float32),
             top_k=(rng.integers(20, 60, count) * filters).astype(np.int32),
             top_p=floats(0.8, 0.99, used=filters, off=1.0),
@@ -209,9 +211,6 @@ class TrialSteps:
             seen_offsets=(np.arange(count + 1) * per_row).astype(np.int32),
             seen_tokens=seen,
             seen_counts=np.ones(len(seen), np.int32),
-            bias_offsets=np.zeros(count + 1, np.int32),
-            bias_tokens=np.zeros(0, np.int32),
-            bias_values=np.zeros(0, np.float32),
         )
 
 

@@ -15,7 +15,7 @@ from rocmforge_hip.ops.activations import Activation
 from rocmforge_hip.ops.step_output import OutputLayout
 from rocmforge_hip.verify import oracle
 from rocmforge_hip.verify.cases import Case, Group, error
-from rocmforge_hip.verify.workbench import Recipe, Workbench, greedy
+from rocmforge_hip.verify.workbench import Recipe, Workbench
 from rocmforge_hip.weights.formats import ceil_div
 
 _VOCAB: Final = 5003
@@ -89,7 +89,7 @@ def _run(bench: Workbench, batch: SamplingBatch, logits: Activation) -> None:
 
 def _sample(bench: Workbench, settings: dict[str, Any]) -> float:
     """Returns how far the scores of the chosen tokens are below the best ones."""
-    batch = replace(greedy(_ROWS), **settings)
+    batch = replace(SamplingBatch.greedy(_ROWS), **settings)
     values, logits = _make_logits(bench)
     unlikely = np.array([1, 2, 3, 4, 5, 6], np.int32)  # what a kernel that does nothing leaves
     bench.put(unlikely, bench.sampler.tokens)
@@ -107,7 +107,9 @@ def _logprobs(bench: Workbench) -> float:
     targets = np.array([-1, 17, -1, 4000, -1, 5002], np.int32)
     asked = np.full(_ROWS, _TOP_LOGPROBS, np.int32)
     values, logits = _make_logits(bench)
-    _run(bench, replace(greedy(_ROWS), num_logprobs=asked, target_ids=targets), logits)
+    _run(
+        bench, replace(SamplingBatch.greedy(_ROWS), num_logprobs=asked, target_ids=targets), logits
+    )
     layout = OutputLayout(_ROWS, True, _TOP_LOGPROBS)
     raw = bench.get(bench.sampler.tokens.first(ceil_div(layout.nbytes, 4)))
     tokens, logprobs, top_ids, top_logprobs = layout.read(raw.view(np.uint8), _ROWS)

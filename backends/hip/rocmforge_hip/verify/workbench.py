@@ -240,7 +240,7 @@ class Workbench:
             tile_windows: The first token of each window of a tile, and the one behind the last.
             teams: Sequences that read what they share once.
         """
-        sampling = sampling or greedy(len(rows))
+        sampling = sampling or SamplingBatch.greedy(len(rows))
         step = replace(
             _step_input(chunks, tokens, sources, rows, sampling, ranges),
             adapters=np.array(adapters, np.int32),
@@ -262,31 +262,6 @@ class Workbench:
         self._up.bytes[: values.nbytes] = values
         driver.copy_to_device(address, self._up.address, values.nbytes, stream)
         driver.synchronize_stream(stream)
-
-
-def greedy(rows: int) -> SamplingBatch:
-    """Returns the rows that take the largest logit."""
-    nothing = np.zeros(rows + 1, np.int32)
-    zeros, ones = np.zeros(rows, np.float32), np.ones(rows, np.float32)
-    return SamplingBatch(
-        temperature=zeros,
-        top_k=np.zeros(rows, np.int32),
-        top_p=ones,
-        min_p=zeros,
-        repetition_penalty=ones,
-        presence_penalty=zeros,
-        frequency_penalty=zeros,
-        seed=np.zeros(rows, np.uint64),
-        position=np.zeros(rows, np.int32),
-        num_logprobs=np.full(rows, -1, np.int32),
-        target_ids=np.full(rows, -1, np.int32),
-        seen_offsets=nothing,
-        seen_tokens=np.zeros(0, np.int32),
-        seen_counts=np.zeros(0, np.int32),
-        bias_offsets=nothing,
-        bias_tokens=np.zeros(0, np.int32),
-        bias_values=np.zeros(0, np.float32),
-    )
 
 
 def _step_input(

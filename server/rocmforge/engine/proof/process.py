@@ -7,11 +7,9 @@ open.
 
 from __future__ import annotations
 
-import argparse
 import logging
 import math
 import os
-import signal
 import socket
 import sys
 import time
@@ -22,13 +20,12 @@ from typing import Final
 
 import msgspec
 
-from rocmforge.backend import registry
+from rocmforge.backend import owned_process, registry
 from rocmforge.backend.optional import Rounding
 from rocmforge.backend.protocol import LoadOptions, Runner
 from rocmforge.checkpoint.cache_types import SCALED_CACHES
 from rocmforge.engine.ipc.messages import Shutdown, describe_error
 from rocmforge.engine.ipc.wire import FrameReader, encode
-from rocmforge.engine.process import end_with_server
 from rocmforge.engine.proof.bundle import write_bundle
 from rocmforge.engine.proof.comparing import WANTED_TOP, Difference, differ, restricted
 from rocmforge.engine.proof.messages import (
@@ -223,14 +220,9 @@ def _yield_to_others() -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the process; returns its exit status."""
     _yield_to_others()
-    for number in (signal.SIGINT, signal.SIGTERM):  # the server ends this process
-        signal.signal(number, signal.SIG_IGN)
-    parser = argparse.ArgumentParser(prog="rocmforge.engine.proof.process")
-    parser.add_argument("--fd", type=int, required=True, help="end of a socket pair")
-    sock = socket.socket(fileno=parser.parse_args(arguments).fd)
-    end_with_server(sock)
+    descriptor = owned_process.begin("rocmforge.engine.proof.process", arguments)
     try:
-        return run(sock)
+        return run(socket.socket(fileno=descriptor))
     except ConnectionError:
         return 1
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -92,27 +93,11 @@ class Scorer:
 
 def _scoring(targets: list[int], places: range, num_top: int) -> SamplingBatch:
     """Returns the parameters of rows that score tokens, or draw greedily."""
-    rows = len(targets)
-    zeros, ones = np.zeros(rows, np.float32), np.ones(rows, np.float32)
-    ints, none = np.zeros(rows, np.int32), np.zeros(0, np.int32)
-    return SamplingBatch(
-        temperature=zeros,
-        top_k=ints,
-        top_p=ones,
-        min_p=zeros,
-        repetition_penalty=ones,
-        presence_penalty=zeros,
-        frequency_penalty=zeros,
-        seed=np.zeros(rows, np.uint64),
+    return replace(
+        SamplingBatch.greedy(len(targets)),
         position=np.array(places, np.int32),
-        num_logprobs=np.full(rows, num_top, np.int32),
+        num_logprobs=np.full(len(targets), num_top, np.int32),
         target_ids=np.array(targets, np.int32),
-        seen_offsets=np.zeros(rows + 1, np.int32),
-        seen_tokens=none,
-        seen_counts=none,
-        bias_offsets=np.zeros(rows + 1, np.int32),
-        bias_tokens=none,
-        bias_values=np.zeros(0, np.float32),
     )
 
 

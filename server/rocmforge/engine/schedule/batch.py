@@ -66,30 +66,6 @@ def build_step(
     )
 
 
-def no_sampling() -> SamplingBatch:
-    """Returns the sampling parameters of a step without logit rows."""
-    floats, ints, offsets = np.zeros(0, np.float32), np.zeros(0, np.int32), np.zeros(1, np.int32)
-    return SamplingBatch(
-        temperature=floats,
-        top_k=ints,
-        top_p=floats,
-        min_p=floats,
-        repetition_penalty=floats,
-        presence_penalty=floats,
-        frequency_penalty=floats,
-        seed=np.zeros(0, np.uint64),
-        position=ints,
-        num_logprobs=ints,
-        target_ids=ints,
-        seen_offsets=offsets,
-        seen_tokens=ints,
-        seen_counts=ints,
-        bias_offsets=offsets,
-        bias_tokens=ints,
-        bias_values=floats,
-    )
-
-
 def needs_masks(chunks: list[Chunk]) -> bool:
     """Returns whether a row of the step is constrained by a grammar."""
     return any([chunk.matcher is not None for chunk in chunks])

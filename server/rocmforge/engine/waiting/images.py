@@ -13,11 +13,10 @@ from msgspec import structs
 
 from rocmforge.backend.arrays import Float32Array, Int32Array
 from rocmforge.backend.protocol import Runner
-from rocmforge.backend.step import StepInput
+from rocmforge.backend.step import SamplingBatch, StepInput
 from rocmforge.engine.ipc.params import FinishReason, GenerateRequest, TokenEvent
 from rocmforge.engine.ipc.prompt import EmbeddingSpan, ImageSpan, Prompt, TokenSpan
 from rocmforge.engine.ipc.totals import Totals
-from rocmforge.engine.schedule.batch import no_sampling
 from rocmforge.engine.waiting.held import HeldRequests
 from rocmforge.models.vision.config import ProcessorConfig
 from rocmforge.models.vision.image import (
@@ -215,7 +214,7 @@ def image_step(step_id: int, span: ImageSpan, processor: ProcessorConfig) -> Ste
         context_len=np.array([tokens], np.int32),
         block_table=np.zeros((1, 0), np.int32),
         logit_rows=np.zeros(0, np.int32),
-        sampling=no_sampling(),
+        sampling=SamplingBatch.greedy(0),
         hidden_ranges=np.stack([bounds[:-1], bounds[1:]], axis=1),
         patches=patches,
         **places,
