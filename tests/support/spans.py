@@ -11,7 +11,7 @@ import numpy as np
 from rocmforge.backend.arrays import Float32Array
 from rocmforge.backend.protocol import LoadOptions, Runner
 from rocmforge.engine.ipc.params import SamplingParams, TokenLogprob
-from rocmforge.engine.ipc.prompt import EmbeddingSpan, Prompt, TokenSpan, embedding_span
+from rocmforge.engine.ipc.prompt import EmbeddingSpan, Prompt, TokenSpan, embedding_span, token_span
 from rocmforge.engine.ipc.status import EngineStats
 from rocmforge_reference.ops import rms_norm
 from tests.data.models.tiny_models import TinyModel, hf_weights
@@ -31,7 +31,7 @@ def prompt_of(*parts: EmbeddingSpan | TokenSpan | Sequence[int]) -> Prompt:
     """A prompt of spans and of token ids."""
     return Prompt(
         spans=tuple(
-            part if isinstance(part, EmbeddingSpan | TokenSpan) else TokenSpan(ids=tuple(part))
+            part if isinstance(part, EmbeddingSpan | TokenSpan) else token_span(part)
             for part in parts
         )
     )

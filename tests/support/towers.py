@@ -12,7 +12,7 @@ from msgspec import structs
 
 from rocmforge.backend.protocol import Backend, LoadOptions, Runner
 from rocmforge.engine.core import EngineCore
-from rocmforge.engine.ipc.prompt import ImageSpan, Prompt, TokenSpan, image_span
+from rocmforge.engine.ipc.prompt import ImageSpan, Prompt, TokenSpan, image_span, token_span
 from rocmforge.engine.ipc.totals import Totals
 from rocmforge.engine.loading import load, tower_options
 from rocmforge.engine.schedule.limits import SchedulerLimits
@@ -110,5 +110,5 @@ def shown(model: TinyTower, parts: Sequence[Sequence[int] | int], vision: Vision
                 span = structs.replace(span, lines=lines, breaks=model.line_ends)
             spans.append(span)
         else:
-            spans.append(TokenSpan(ids=tuple(part)))
+            spans.append(token_span(part))
     return Prompt(spans=tuple(spans))

@@ -24,10 +24,10 @@ from rocmforge.engine.ipc.params import GenerateRequest, SamplingParams, TokenLo
 from rocmforge.engine.ipc.prompt import (
     EmbeddingSpan,
     Prompt,
-    TokenSpan,
     embedding_span,
     image_span,
     token_prompt,
+    token_span,
 )
 from rocmforge.engine.schedule.limits import SchedulerLimits
 from rocmforge.engine.waiting.images import image_step
@@ -273,7 +273,7 @@ def compare_shown(
     Raises:
         EngineError: A runner failed.
     """
-    before, behind = (TokenSpan(ids=tuple(text)) for text in texts)
+    before, behind = map(token_span, texts)
     prompts = [Prompt(spans=(before, shown, behind))]
     got, wanted = (_score(each, prompts, _SHOWN)[0] for each in (candidate, reference))
     places = [

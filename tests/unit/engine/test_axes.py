@@ -7,7 +7,7 @@ import pytest
 
 from rocmforge.backend.step import NO_SOURCE
 from rocmforge.engine.ipc.params import SamplingParams
-from rocmforge.engine.ipc.prompt import EmbeddingSpan, Prompt, TokenSpan
+from rocmforge.engine.ipc.prompt import EmbeddingSpan, Prompt, TokenSpan, token_span
 from rocmforge.engine.schedule.batch import build_step
 from rocmforge.engine.schedule.chunks import Chunk
 from rocmforge.engine.sequence.axes import AxisPositions, axis_positions
@@ -27,7 +27,7 @@ def image(rows: int, columns: int) -> EmbeddingSpan:
 
 
 def text(*ids: int) -> TokenSpan:
-    return TokenSpan(ids=ids)
+    return token_span(ids)
 
 
 # As in section 2.1 of arXiv:2409.12191: an image is at one time, and text goes on behind its

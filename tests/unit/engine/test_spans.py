@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from rocmforge.engine.ipc.params import Pooling, ProcessorUse, SamplingParams, Share
-from rocmforge.engine.ipc.prompt import EmbeddingSpan, Prompt, TokenSpan, token_prompt
+from rocmforge.engine.ipc.prompt import EmbeddingSpan, Prompt, TokenSpan, token_prompt, token_span
 from rocmforge.engine.schedule.batch import build_step
 from rocmforge.engine.schedule.limits import SchedulerLimits
 from rocmforge.engine.schedule.step_builder import StepBuilder
@@ -34,9 +34,9 @@ BLOCK = 4
 SPANS: st.SearchStrategy[list[EmbeddingSpan | TokenSpan]] = st.lists(
     st.sampled_from(
         [
-            TokenSpan(ids=(1,)),
-            TokenSpan(ids=(PLACEHOLDER,)),
-            TokenSpan(ids=(1, PLACEHOLDER, PLACEHOLDER)),
+            token_span((1,)),
+            token_span((PLACEHOLDER,)),
+            token_span((1, PLACEHOLDER, PLACEHOLDER)),
             *(image(0, 1), image(0, 3), image(1, 3), image(0, 9)),
         ]
     ),
@@ -381,4 +381,4 @@ def test_a_prompt_shows_placeholders_where_rows_stand() -> None:
     assert prompt.token_ids == (5, 6, *[PLACEHOLDER] * 10)
     assert len(prompt) == 12
     assert prompt.embeddings == ((2, CAT),)
-    assert Prompt(spans=(TokenSpan(ids=(5,)),)) == token_prompt([5])
+    assert Prompt(spans=(token_span((5,)),)) == token_prompt([5])

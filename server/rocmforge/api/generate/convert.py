@@ -75,7 +75,7 @@ def prepare_chat(
     num_logprobs = (request.top_logprobs or 0) if request.logprobs else -1
     tools = offered_tools(request)
     prompt = request_prompt(model, request, images, share)
-    ids = prompt.token_ids
+    ids = prompt.id_array.data
     param = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
     wanted = request.max_completion_tokens or request.max_tokens
     room = check_room(model, prompt, wanted, param=param, prompt_param="messages")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from msgspec import structs
 
-from rocmforge.engine.ipc.prompt import ImageSpan, Prompt, TokenSpan, image_span
+from rocmforge.engine.ipc.prompt import ImageSpan, Prompt, TokenSpan, image_span, token_span
 from rocmforge.errors import InvalidParameter
 from rocmforge.models.vision.config import VisionConfig
 from rocmforge.models.vision.image import ImageLayout, ProcessedImage, expand
@@ -65,7 +65,7 @@ def prompt_with_images(
     spans: list[TokenSpan | ImageSpan] = []
     for ids, row in zip(encoded, (*rows, None), strict=True):
         if ids:
-            spans.append(TokenSpan(ids=tuple(ids)))
+            spans.append(token_span(ids))
         if row is not None:
             spans.append(row)
     return Prompt(spans=tuple(spans))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 from rocmforge.backend.protocol import RunnerInfo
 from rocmforge.engine.ipc.params import GenerateRequest
 from rocmforge.engine.ipc.prompt import EmbeddingSpan, ImageSpan
@@ -28,12 +30,13 @@ def check_prompt(request: GenerateRequest, runner: RunnerInfo) -> None:
         raise InvalidParameter("A span of the prompt is empty.", param="prompt")
     for image in prompt.images:
         _check_image(image, runner)
-    for param, ids in (
-        ("prompt", prompt.token_ids),
-        ("stop_token_ids", request.sampling.stop_token_ids),
-        ("logit_bias", [token for token, _ in request.sampling.logit_bias]),
+    ids = prompt.id_array
+    for param, least, most in (
+        ("prompt", ids.min(), ids.max()),
+        *_bounds("stop_token_ids", request.sampling.stop_token_ids),
+        *_bounds("logit_bias", [token for token, _ in request.sampling.logit_bias]),
     ):
-        if ids and not (min(ids) >= 0 and max(ids) < runner.vocab_size):
+        if not (least >= 0 and most < runner.vocab_size):
             raise InvalidParameter(
                 f"{param} holds a token id outside 0..{runner.vocab_size - 1}.", param=param
             )
@@ -54,6 +57,12 @@ def check_prompt(request: GenerateRequest, runner: RunnerInfo) -> None:
             max_tokens=request.sampling.max_tokens,
             param="prompt",
         )
+
+
+def _bounds(param: str, ids: Sequence[int]) -> Iterator[tuple[str, int, int]]:
+    """Yields the least and the largest of some ids, if there are any."""
+    if ids:
+        yield param, min(ids), max(ids)
 
 
 def _check_image(span: ImageSpan, runner: RunnerInfo) -> None:

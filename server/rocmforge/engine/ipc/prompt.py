@@ -5,25 +5,44 @@ An image's patches become rows of embeddings in the engine process: the model's 
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from hashlib import blake2b
 from itertools import chain
+from typing import Final
 
 import numpy as np
 
-from rocmforge.backend.arrays import Float32Array
+from rocmforge.backend.arrays import Float32Array, Int32Array
 from rocmforge.engine.ipc.message import Message
 from rocmforge.errors import InvalidParameter
 from rocmforge.models.vision.image import ImageTile
 
+_ID_BYTES: Final = 4
+
 
 class TokenSpan(Message, frozen=True, tag=0):
-    """Tokens by their ids."""
+    """Tokens by their ids. `token_span` makes one."""
 
-    ids: tuple[int, ...]  # at least one
+    # int32 in native order, at least one: tens of thousands of numbers would take a millisecond
+    # each time that they are written, read or looked at.
+    data: bytes
 
     def __len__(self) -> int:
-        return len(self.ids)
+        return len(self.data) // _ID_BYTES
+
+    def __repr__(self) -> str:
+        return f"TokenSpan({self.ids})"
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """The ids."""
+        return tuple(self.id_array.tolist())
+
+    @property
+    def id_array(self) -> Int32Array:
+        """The ids, int32 [num_tokens]; read-only."""
+        return np.frombuffer(self.data, np.int32)
 
 
 class EmbeddingSpan(Message, frozen=True, tag=1):
@@ -104,9 +123,16 @@ class Prompt(Message, frozen=True):
     @property
     def token_ids(self) -> tuple[int, ...]:
         """The id at each position, which is a placeholder where a row of embeddings stands."""
-        if len(self.spans) == 1:
-            return self.spans[0].ids
         return tuple(chain.from_iterable(span.ids for span in self.spans))
+
+    @property
+    def id_array(self) -> Int32Array:
+        """The ids at all positions, int32 [len(self)]; perhaps read-only."""
+        parts = [
+            span.id_array if isinstance(span, TokenSpan) else np.array(span.ids, np.int32)
+            for span in self.spans
+        ]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     @property
     def images(self) -> tuple[ImageSpan, ...]:
@@ -145,7 +171,19 @@ def image_span(tile: ImageTile, placeholder: int, *, both_ways: bool = False) ->
 
 def token_prompt(ids: Sequence[int]) -> Prompt:
     """Makes a prompt of tokens alone."""
-    return Prompt(spans=(TokenSpan(ids=tuple(ids)),))
+    return Prompt(spans=(token_span(ids),))
+
+
+def token_span(ids: Sequence[int]) -> TokenSpan:
+    """Makes a span of tokens.
+
+    Raises:
+        InvalidParameter: an id has more than 32 bits.
+    """
+    try:
+        return TokenSpan(data=array("i", ids).tobytes())
+    except OverflowError as error:
+        raise InvalidParameter(f"A token id is out of range: {error}.", param="prompt") from None
 
 
 def embedding_span(rows: Float32Array, placeholder: int, identity: bytes = b"") -> EmbeddingSpan:

@@ -109,7 +109,7 @@ class Sequence:
         waits: bool = False,
     ) -> None:
         sampling = request.sampling
-        prompt = np.array(request.prompt.token_ids, np.int32)
+        prompt = request.prompt.id_array
         # The rows that stand in the place of some of its tokens, which are placeholders then.
         self.embeddings = Embeddings(request.prompt) if request.prompt.embeddings else None
         spans = request.prompt.spans

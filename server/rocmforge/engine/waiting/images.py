@@ -15,7 +15,7 @@ from rocmforge.backend.arrays import Float32Array, Int32Array
 from rocmforge.backend.protocol import Runner
 from rocmforge.backend.step import SamplingBatch, StepInput
 from rocmforge.engine.ipc.params import FinishReason, GenerateRequest, TokenEvent
-from rocmforge.engine.ipc.prompt import EmbeddingSpan, ImageSpan, Prompt, TokenSpan
+from rocmforge.engine.ipc.prompt import EmbeddingSpan, ImageSpan, Prompt, TokenSpan, token_span
 from rocmforge.engine.ipc.totals import Totals
 from rocmforge.engine.waiting.held import HeldRequests
 from rocmforge.models.vision.config import ProcessorConfig
@@ -159,7 +159,7 @@ class WaitingImages(HeldRequests[Rows]):
             count, size = span.num_rows // span.lines, len(data) // span.lines
             for line in range(span.lines):
                 if line:
-                    yield TokenSpan(ids=span.breaks)
+                    yield token_span(span.breaks)
                 own = whole.identity + line.to_bytes(4, "little")
                 part = data[line * size : (line + 1) * size]
                 yield structs.replace(whole, rows=part, num_rows=count, identity=own)

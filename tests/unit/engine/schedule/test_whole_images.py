@@ -12,7 +12,7 @@ from msgspec import structs
 
 from rocmforge.backend.step import StepInput
 from rocmforge.engine.ipc.params import SamplingParams
-from rocmforge.engine.ipc.prompt import EmbeddingSpan, Prompt, TokenSpan
+from rocmforge.engine.ipc.prompt import EmbeddingSpan, Prompt, TokenSpan, token_span
 from rocmforge.engine.schedule.limits import SchedulerLimits
 from rocmforge.engine.sequence.embeddings import Embeddings
 from rocmforge.errors import ConfigurationError
@@ -28,7 +28,7 @@ def whole(number: int, rows: int = ROWS) -> EmbeddingSpan:
 
 
 def text(count: int, first: int = 5) -> TokenSpan:
-    return TokenSpan(ids=tuple(range(first, first + count)))
+    return token_span(range(first, first + count))
 
 
 def limits(tokens: int, sequences: int = 4, stall_ns: int = 0) -> SchedulerLimits:

@@ -17,7 +17,7 @@ from rocmforge.backend.protocol import RunnerInfo
 from rocmforge.backend.step import StepInput, StepOutput
 from rocmforge.engine.ipc.messages import Cancel
 from rocmforge.engine.ipc.params import FinishReason, GenerateRequest, SamplingParams
-from rocmforge.engine.ipc.prompt import ImageSpan, Prompt, TokenSpan, embedding_span, image_span
+from rocmforge.engine.ipc.prompt import ImageSpan, Prompt, embedding_span, image_span, token_span
 from rocmforge.engine.ipc.totals import Totals
 from rocmforge.engine.waiting import images
 from rocmforge.engine.waiting.images import WaitingImages
@@ -111,9 +111,7 @@ class Shown:
 
 def prompt_of(*parts: Sequence[int] | int) -> Prompt:
     return Prompt(
-        spans=tuple(
-            tile(part) if isinstance(part, int) else TokenSpan(ids=tuple(part)) for part in parts
-        )
+        spans=tuple(tile(part) if isinstance(part, int) else token_span(part) for part in parts)
     )
 
 
@@ -147,11 +145,11 @@ def test_different_images_behind_one_text_have_different_answers() -> None:
 
 def test_lines_of_an_image_have_tokens_between_them() -> None:
     lined = structs.replace(tile(1), lines=2, breaks=(3, 4))
-    prompt = Prompt(spans=(TokenSpan(ids=(5, 6)), lined, TokenSpan(ids=(7,))))
+    prompt = Prompt(spans=(token_span((5, 6)), lined, token_span((7,))))
     assert prompt.token_ids == (5, 6, 2, 2, 3, 4, 2, 2, 7)
     rows = rows_of(lined.patches)
     first, second = (embedding_span(part, PLACEHOLDER) for part in (rows[:2], rows[2:]))
-    spans = (prompt.spans[0], first, TokenSpan(ids=(3, 4)), second, prompt.spans[2])
+    spans = (prompt.spans[0], first, token_span((3, 4)), second, prompt.spans[2])
     shown = Shown(config=FakeConfig(block_size=4))
     wanted = continuation(contents(Prompt(spans=spans)), 5)
     for number, cached in enumerate((0, 8)):
@@ -218,7 +216,7 @@ def test_a_request_keeps_its_rows_while_it_waits_for_others() -> None:
 def test_sequences_go_on_while_a_tower_works() -> None:
     """One tile between two steps: somebody's next token waits for no more."""
     shown = Shown()
-    running = request(0, Prompt(spans=(TokenSpan(ids=(5, 6)),)), SamplingParams(max_tokens=50))
+    running = request(0, Prompt(spans=(token_span((5, 6)),)), SamplingParams(max_tokens=50))
     shown.bench.submit(running)
     shown.bench.submit(asked(1, *range(10, 16), [9]))
     for count in range(2, 8):
