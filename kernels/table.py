@@ -163,6 +163,7 @@ def _chosen(
         "quantised": tuple(format for format in formats if format.is_quantised),
         "float": tuple(format for format in formats if not format.is_quantised),
         "mixed": tuple(format for format in formats if format.is_mixed),
+        "experts": tuple(f for f in formats if f.has_deferred_experts),
     }
     if group not in groups:
         raise ValueError(f"kernels.toml: [{source}] formats is one of {', '.join(groups)}")

@@ -1,28 +1,9 @@
 // Experts for a few tokens, with quantised matrices: each pair of a token and one of its experts
 // reads that expert's rows as gemv.hip does. Tokens with the same expert read it again, mostly from
 // the cache: blocks of the same rows of all pairs follow each other.
-#include "rf/experts.h"
-#include "rf/gemv_dot.h"
+#include "rf/experts_gemv.h"
 
 namespace rf {
-
-// Where the slices of a row of activations begin.
-template <int kSlices>
-__device__ __forceinline__ void find_slices(const Activations& x, int64_t row,
-                                            int (&first_quant_blocks)[kSlices]) {
-  for (int m = 0; m < kSlices; ++m) {
-    first_quant_blocks[m] = static_cast<int>((m * x.rows + row) * x.quant_blocks);
-  }
-}
-
-template <int kSlices>
-__device__ __forceinline__ void sum_of_slices(const float (&sums)[kSlices][kGroups],
-                                              float (&sum)[1][kGroups]) {
-  for (int j = 0; j < kGroups; ++j) {
-    sum[0][j] = sums[0][j];
-    for (int m = 1; m < kSlices; ++m) sum[0][j] += sums[m][j];
-  }
-}
 
 template <class Format, int kSlices>
 __device__ __forceinline__ void experts_gate_up(const ExpertMatrices& experts, const Activations& x,
@@ -49,23 +30,10 @@ __device__ __forceinline__ void experts_down(const ExpertMatrices& experts, cons
                                              const Chosen& chosen, const DownOutputs& to) {
   const GemvTile<1, kDownThreads> tile(blockIdx.y);
   const int64_t token = blockIdx.x;
-  const ExpertWaves waves = ExpertWaves::of(chosen.num_chosen);
+  const int waves = static_cast<int>(blockDim.x) / kWave;
   float mixed[1][kGroups] = {};
-  prepare<Format>();
-  for (int i = waves.first_expert(); i < chosen.num_chosen; i += waves.at_once) {
-    const int64_t pair = token * chosen.num_chosen + i;
-    const int expert = chosen.expert[pair];
-    if (expert == kElsewhere) continue;
-    Format rows[kGroups];
-    expert_rows(experts, expert, to.outputs, x.quant_blocks, tile, rows);
-    int first_quant_blocks[kSlices];
-    find_slices(x, pair, first_quant_blocks);
-    float sums[kSlices][kGroups] = {};
-    gemv_dot(rows, x, first_quant_blocks, waves.first_piece(), waves.piece_step(), sums, [] {});
-    float sum[1][kGroups];
-    sum_of_slices(sums, sum);
-    for (int j = 0; j < kGroups; ++j) mixed[0][j] += chosen.weight[pair] * sum[0][j];
-  }
+  mix_experts<Format, kSlices>(experts, x, chosen, to.outputs, token, tile,
+                               ExpertWaves::of(chosen.num_chosen, waves, wave_id()), mixed[0]);
   to.finish(tile, mixed, chosen, token);
 }
 

@@ -28,7 +28,8 @@ __device__ __forceinline__ void experts_down(const ExpertMatrices& experts,
                                              const DownOutputs& to) {
   const GemvTile<1, kDownThreads> tile(blockIdx.y);
   const int64_t token = blockIdx.x;
-  const ExpertWaves waves = ExpertWaves::of(chosen.num_chosen);
+  const ExpertWaves waves =
+      ExpertWaves::of(chosen.num_chosen, static_cast<int>(blockDim.x) / kWave, wave_id());
   float mixed[1][kGroups] = {};
   for (int i = waves.first_expert(); i < chosen.num_chosen; i += waves.at_once) {
     const int64_t pair = token * chosen.num_chosen + i;

@@ -13,13 +13,14 @@ extern "C" __global__ __launch_bounds__(rf::kDeferredBound) void rf_gemv_deferre
     const rf::ActScale* __restrict__ scale, const float* __restrict__ bias, int out_features,
     int quant_blocks, int format, float* residual, const float* __restrict__ norm_weight,
     int8_t* normed_q, rf::ActScale* normed_q_scale, float* squares) {
-  __shared__ rf::DeferredParts parts;
+  __shared__ rf::DeferredParts<> parts;
   const rf::Activations x{q, scale, 1, 1, quant_blocks};
   const rf::Outputs outputs{out_features, rf::kNotGated};
-  rf::DeferredColumns columns{bias, residual, norm_weight, normed_q, normed_q_scale, squares};
+  rf::DeferredColumns columns{residual, norm_weight, normed_q, normed_q_scale, squares};
 #define RF_CASE(number, Format) \
   case number: rf::deferred_sums<rf::Format>(weight, x, outputs, columns, parts); break;
   switch (format) { RF_FORMAT_NUMBERS(RF_CASE) }
 #undef RF_CASE
-  columns.finish(parts, static_cast<int>(blockDim.x) / (rf::kWave * rf::kDeferredTiles));
+  const auto biased = [&](int column, float sum) { return bias ? sum + bias[column] : sum; };
+  columns.finish(parts, static_cast<int>(blockDim.x) / (rf::kWave * rf::kDeferredTiles), biased);
 }

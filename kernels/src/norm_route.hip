@@ -120,7 +120,49 @@ __device__ __forceinline__ bool norm_route(const NormRoute& x, float* total, con
   return true;
 }
 
+// The logit of an expert for a row whose sum is made, as norm_logits makes it of its parts.
+__device__ __forceinline__ void sum_logit(const float* x, const float* weight, const float* router,
+                                          float* logit, int features, float eps) {
+  __shared__ float parts[kNormRouteThreads / kWave][2];
+  NormRow of_router, weights, values;
+  load_row(router, features, of_router);
+  load_row(weight, features, weights);
+  wait_for_previous(x);
+  let_next_begin_if_few();
+  load_row(x, features, values);
+  float sum = 0.0f;
+  float squares = 0.0f;
+#pragma unroll
+  for (int step = 0; step < kNormSteps; ++step) {
+    const Vec<float, 4> of_weight = values[step] * weights[step];
+    for (int k = 0; k < 4; ++k) squares = fma(values[step][k], values[step][k], squares);
+    for (int k = 0; k < 4; ++k) sum = fma(of_weight[k], of_router[step][k], sum);
+  }
+  sum = wave_sum(sum);
+  squares = wave_sum(squares);
+  if (lane_id() == 0) parts[wave_id()][0] = sum;
+  if (lane_id() == 0) parts[wave_id()][1] = squares;
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  sum = squares = 0.0f;
+  for (int wave = 0; wave < static_cast<int>(blockDim.x) / kWave; ++wave) {
+    sum += parts[wave][0];
+    squares += parts[wave][1];
+  }
+  *logit = sum * rsqrt(squares / static_cast<float>(features) + eps);
+}
+
 }  // namespace rf
+
+// x: f32 [hidden_size], a sum that is made already. logits: f32 [experts], what router, f32
+// [experts, hidden_size], makes of the norm of x with this weight: the bits of
+// rf_add_rms_norm_logits. Grid: experts, block as there.
+extern "C" __global__ __launch_bounds__(rf::kNormRouteThreads) void rf_sum_logits(
+    const float* __restrict__ x, const float* __restrict__ weight, const float* __restrict__ router,
+    float* logits, int hidden_size, float eps) {
+  const int64_t expert = blockIdx.x;
+  rf::sum_logit(x, weight, router + expert * hidden_size, logits + expert, hidden_size, eps);
+}
 
 // delta, residual: f32 [tokens, hidden_size]. total: their sum, in neither's place, or with a
 // post_weight, f32 [hidden_size], that of the residual and the norm of delta. weight: of the norm

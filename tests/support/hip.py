@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
@@ -155,20 +156,23 @@ def write_quantized(
 ) -> Path:
     """Writes the model with random matrices of this stored type.
 
-    `others` are the types of tensors whose names hold a word.
+    `others` are the types of tensors whose names hold a word; those of experts are floats else.
     """
     rng = np.random.default_rng(5)
     tensors: dict[str, Any] = {}
     for name, values in gguf_tensors(model).items():
-        stored = next((others[word] for word in others if word in name), type_name)
+        own = next((others[word] for word in others if word in name), None)
+        stored = own or type_name
         tensors[name] = (
             values
-            if values.ndim != 2 or stored == "f32"
+            if values.ndim < 2 or stored == "f32" or (values.ndim > 2 and own is None)
             else Stored(_matrix(rng, stored, values.shape), ggml_type(stored))
         )
     return write_gguf(folder / f"{model.name}.gguf", gguf_metadata(model), tensors)
 
 
 def _matrix(rng: np.random.Generator, type_name: str, shape: tuple[int, ...]) -> Any:
-    rows, columns = shape
-    return random_matrix(rng, type_name, rows, columns, magnitude=0.5 / np.sqrt(columns)).raw
+    *rows, columns = shape
+    magnitude = 0.5 / np.sqrt(columns)
+    raw = random_matrix(rng, type_name, math.prod(rows), columns, magnitude=magnitude).raw
+    return raw.reshape(*rows, -1)

@@ -19,6 +19,11 @@ struct NormedActivations : Activations {
   // Waits for who writes it; whole waves call this.
   __device__ __forceinline__ void wait() {
     wait_for_previous(q, scale, squares);
+    find_factor();
+  }
+
+  // The same where that has been waited for.
+  __device__ __forceinline__ void find_factor() {
     const float found = factor_of(squares, quant_blocks, quant_blocks * kActBlock, eps);
     factor = __builtin_bit_cast(float, uniform(__builtin_bit_cast(int, found)));
   }

@@ -142,20 +142,20 @@ struct GateUpOutputs {
   }
 };
 
-// How the waves of a block divide a token's experts: those that are computed at the same time, each
+// How the waves of a tile divide a token's experts: those that are computed at the same time, each
 // by `split` waves, which share its K.
 struct ExpertWaves {
   int split;
   int at_once;
+  int wave;  // this one
 
-  static __device__ __forceinline__ ExpertWaves of(int num_chosen) {
-    const int waves = static_cast<int>(blockDim.x) / kWave;
+  static __device__ __forceinline__ ExpertWaves of(int num_chosen, int waves, int wave) {
     const int split = max(1, waves / num_chosen);
-    return {split, waves / split};
+    return {split, waves / split, wave};
   }
-  __device__ __forceinline__ int first_expert() const { return wave_id() / split; }
+  __device__ __forceinline__ int first_expert() const { return wave / split; }
   __device__ __forceinline__ int first_piece() const {
-    return (wave_id() % split * kWave + lane_id()) / kGroupRows;
+    return (wave % split * kWave + lane_id()) / kGroupRows;
   }
   __device__ __forceinline__ int piece_step() const { return split * kWave / kGroupRows; }
 };
@@ -172,13 +172,20 @@ struct DownOutputs {
                                          const Chosen& chosen, int64_t token) const {
     const int64_t features = outputs.out_features;
     tile.finish(sums, outputs, 1, [&](int, int column, float value, float) {
-      for (int i = 0; bias && i < chosen.num_chosen; ++i) {
-        const int64_t pair = token * chosen.num_chosen + i;
-        if (chosen.expert[pair] == kElsewhere) continue;
-        value += chosen.weight[pair] * bias[chosen.expert[pair] * features + column];
-      }
-      out[token * features + column] = value;
+      out[token * features + column] = biased(column, value, chosen, token);
     });
+  }
+
+  // The sum of a column plus the biases of the token's experts.
+  __device__ __forceinline__ float biased(int column, float sum, const Chosen& chosen,
+                                          int64_t token) const {
+    for (int i = 0; bias && i < chosen.num_chosen; ++i) {
+      const int64_t pair = token * chosen.num_chosen + i;
+      if (chosen.expert[pair] == kElsewhere) continue;
+      const int64_t row = static_cast<int64_t>(chosen.expert[pair]) * outputs.out_features;
+      sum += chosen.weight[pair] * bias[row + column];
+    }
+    return sum;
   }
 };
 

@@ -19,15 +19,16 @@ inline constexpr int kDeferredBound = 3 * kGemvThreads;
 inline constexpr int kDeferredBound = kDeferredThreads;
 #endif
 
+// kThreads: that have a tile, at most.
+template <int kThreads = kGemvThreads>
 struct DeferredParts {
-  float sums[kDeferredTiles][kGemvThreads / kWave][1][kGroups][kGroupRows];
+  float sums[kDeferredTiles][kThreads / kWave][1][kGroups][kGroupRows];
   alignas(16) float columns[kActBlock];
   alignas(16) float weighted[kActBlock];
 };
 
 // The columns of a block, and where the sum of the product and the residual goes.
 struct DeferredColumns {
-  const float* bias;    // [out_features] or null
   float* residual;      // [out_features]; becomes the sum
   const float* weight;  // [out_features], of the norm
   int8_t* q;            // [out_features]
@@ -45,16 +46,17 @@ struct DeferredColumns {
     old = residual[column()];
   }
 
-  // `waves`: that had a tile each. Calls what whole waves do with the first one.
-  __device__ __forceinline__ void finish(DeferredParts& parts, int waves) const {
+  // `waves`: that had a tile each. biased(column, sum): the sum plus the biases of its column.
+  template <int kThreads, class Biased>
+  __device__ __forceinline__ void finish(DeferredParts<kThreads>& parts, int waves,
+                                         const Biased& biased) const {
     __syncthreads();
     if (threadIdx.x < kActBlock) {
       const int i = threadIdx.x, group = i / kGroupRows, j = group / kDeferredTiles;
       const auto& of_tile = parts.sums[group % kDeferredTiles];
       float sum = of_tile[0][0][j][i % kGroupRows];
       for (int wave = 1; wave < waves; ++wave) sum += of_tile[wave][0][j][i % kGroupRows];
-      if (bias) sum += bias[column()];
-      sum += old;
+      sum = biased(column(), sum) + old;
       residual[column()] = sum;
       parts.columns[i] = sum;
       parts.weighted[i] = weighted(sum, own_weight)[0];
@@ -79,7 +81,7 @@ struct DeferredColumns {
 template <class Format>
 __device__ __forceinline__ void deferred_sums(const uint8_t* weight, const Activations& x,
                                               const Outputs& outputs, DeferredColumns& columns,
-                                              DeferredParts& parts) {
+                                              DeferredParts<>& parts) {
   const int threads = static_cast<int>(blockDim.x) / kDeferredTiles;
   const int own = uniform(static_cast<int>(threadIdx.x) / threads);
   const int thread = static_cast<int>(threadIdx.x) - own * threads;

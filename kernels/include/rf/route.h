@@ -67,24 +67,24 @@ class RouteChoice {
 
   // Does it all for one token: its logits, and where its experts and their weights go.
   __device__ __forceinline__ void run(const float* logits, int32_t* chosen, float* weights) {
-    choose(logits);
-    store(chosen, weights);
-    if (rule_.num_shared == 0 || threadIdx.x != 0) return;
-    chosen[rule_.num_chosen] = 0;
-    weights[rule_.num_chosen] = 1.0f / (1.0f + exp(-logits[rule_.experts]));
+    choose(own_logit(logits));
+    store(logits, chosen, weights);
   }
 
- private:
+  // The logit of a thread's expert, if it has one.
+  __device__ __forceinline__ float own_logit(const float* logits) const {
+    const int expert = threadIdx.x;
+    if (expert >= rule_.experts) return -kInfinity;
+    return logits[expert] + (rule_.bias ? rule_.bias[expert] : 0.0f);
+  }
+
   // Chooses by the logits of the token, the best expert first, of equal ones the first. All threads
   // of the block call this.
-  __device__ __forceinline__ void choose(const float* logits) {
+  __device__ __forceinline__ void choose(float logit) {
     const int expert = threadIdx.x;
     const bool inside = expert < rule_.experts;
-    const float* bias = rule_.bias;
     const float* selection_bias = rule_.selection_bias;
-    float value = -kInfinity;
-    if (inside) value = logits[expert] + (bias ? bias[expert] : 0.0f);
-    value = applied(value, inside);
+    const float value = applied(logit, inside);
     float score = inside && selection_bias ? value + selection_bias[expert] : value;
     if (rule_.groups > 1) score = in_kept_groups(score, expert, inside);
     lds_.keys[expert] = inside ? in_order(score) : 0;
@@ -99,16 +99,27 @@ class RouteChoice {
     __syncthreads();
   }
 
-  // Writes the experts of the token, counted from the first of this device, and their weights,
-  // [num_chosen] each.
-  __device__ __forceinline__ void store(int32_t* chosen, float* weights) const {
-    const int rank = threadIdx.x;
-    if (rank >= rule_.num_chosen) return;
+  // The chosen expert, counted from the first of this device. Behind the others is the shared one.
+  __device__ __forceinline__ int expert(int rank) const {
+    if (rank >= rule_.num_chosen) return 0;
     const int own = lds_.chosen[rank] - rule_.first_own;
-    chosen[rank] = own >= 0 && own < rule_.num_own ? own : kElsewhere;
-    weights[rank] = weight(rank);
+    return own >= 0 && own < rule_.num_own ? own : kElsewhere;
   }
 
+  // Writes the experts of the token and their weights.
+  __device__ __forceinline__ void store(const float* logits, int32_t* chosen,
+                                        float* weights) const {
+    const int rank = threadIdx.x;
+    if (rank < rule_.num_chosen) {
+      chosen[rank] = expert(rank);
+      weights[rank] = weight(rank);
+    }
+    if (rule_.num_shared == 0 || rank != 0) return;
+    chosen[rule_.num_chosen] = expert(rule_.num_chosen);
+    weights[rule_.num_chosen] = 1.0f / (1.0f + exp(-logits[rule_.experts]));
+  }
+
+ private:
   __device__ __forceinline__ float weight(int rank) const {
     const float* picked = lds_.picked;
     const int num_chosen = rule_.num_chosen;

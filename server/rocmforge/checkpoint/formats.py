@@ -47,6 +47,11 @@ class WeightFormat:
         """Whether elements share a block; otherwise they are plain numbers."""
         return self.block_size > 1
 
+    @property
+    def has_deferred_experts(self) -> bool:
+        """Whether kernels choose among experts, and add what they make to the residual."""
+        return self.is_mixed or bool(self.exponent_scales)
+
     def row_bytes(self, features: int) -> int:
         """Returns the bytes of a row of so many elements, a multiple of `block_size`."""
         return features // self.block_size * self.block_bytes

@@ -20,8 +20,8 @@ from tests.support.options import SMALL
 from tests.support.runners import load_hip
 
 OPTIONS = replace(SMALL, max_sequences=4, graphs="off", activation_bits="8")
-MIX = {"attn_v": "q6_k", "ffn_down": "q6_k"}
-"""As llama.cpp's Q4_K_M has it in half of the layers."""
+MIX = {"attn_v": "q6_k", "_exps": "q5_0", "ffn_down": "q6_k", "ffn_gate_inp": "f32"}
+"""As llama.cpp's Q4_K_M has it in half of the layers; rows of these experts are short."""
 
 
 def runner_of(stack: ExitStack, folder: Path, name: str, layers: int) -> HipRunner:
@@ -88,7 +88,7 @@ def test_launches_of_a_layer(
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("qwen3moe", {"plain": 9, "fused": 7, "rounded": 7, "fewest": 7, "deferred": 7}),
+        ("qwen3moe", {"plain": 9, "fused": 7, "rounded": 7, "fewest": 7, "deferred": 6}),
         # A network beside the experts has two or three, with its rounding; a norm adds both.
         ("gemma4-moe", {"plain": 12, "fused": 10, "rounded": 9, "fewest": 9, "deferred": 9}),
     ],

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from fnmatch import fnmatchcase
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,9 +14,6 @@ from numpy.typing import NDArray
 
 from rocmforge.backend.optional import OpCheck
 from rocmforge.backend.step import StepInput
-from rocmforge.cli import main
-from rocmforge.commands import verify
-from rocmforge.gguf.synthetic import write_synthetic_model
 from rocmforge.models.layer_config import ExpertsConfig
 from rocmforge_hip.backend import create
 from rocmforge_hip.device.discovery import find_devices
@@ -35,10 +31,9 @@ from rocmforge_hip.ops.step import StagedRows, StepLayout
 from rocmforge_hip.verify import workbench
 from rocmforge_hip.verify.cases import Group
 from rocmforge_hip.verify.selfcheck import all_groups, run_group
-from tests.data.models.tiny_encoders import by_name
-from tests.data.models.tiny_folders import write_folder
 from tests.support.hip import platform_options, start_platform
 from tests.support.host_platform import HostPlatform
+from tests.support.planting import Launch, change_launches, do_nothing, scale_numbers
 
 # Not launched when models are served.
 NOT_SERVING = {"rf_mma_check"}
@@ -47,8 +42,6 @@ NOT_SERVING = {"rf_mma_check"}
 MEASURED = "rf_gemm_int8_*"
 REPLACED = "rf_gemv_*_r[48]"
 """What they stand for, which is checked on the host platform."""
-
-Launch = Callable[..., None]
 
 
 @pytest.fixture(scope="module")
@@ -64,49 +57,6 @@ def host(platform: HostPlatform | None) -> Iterator[HostPlatform | None]:
     yield platform
     if platform:
         platform.reset()
-
-
-@pytest.fixture(scope="module")
-def synthetic(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The model that stands in where there is no real one."""
-    path = tmp_path_factory.mktemp("verify") / "synthetic.gguf"
-    write_synthetic_model(path)
-    return path
-
-
-def change_launches(
-    patch: pytest.MonkeyPatch, kernels: str, change: Callable[[Launch, dict[str, Any]], None]
-) -> None:
-    """Lets `change` do the launches of the kernels whose names match."""
-    real = Kernel.launch
-
-    def launch(self: Kernel[...], grid: Dim3, block: int, **arguments: Any) -> None:
-        def go(**changed: Any) -> None:
-            real(self, grid, block, **changed)
-
-        if fnmatchcase(self.name, kernels):
-            change(go, arguments)
-        else:
-            go(**arguments)
-
-    patch.setattr(Kernel, "launch", launch)
-
-
-def do_nothing(launch: Launch, arguments: dict[str, Any]) -> None:
-    """A kernel that has no effect."""
-
-
-def scale_numbers(launch: Launch, arguments: dict[str, Any]) -> None:
-    """A kernel whose factors are 2% too large."""
-    launch(**scaled(arguments, 1.02))
-
-
-def scaled(arguments: dict[str, Any], factor: float) -> dict[str, Any]:
-    """The arguments with all float numbers times a factor."""
-    return {
-        name: factor * value if isinstance(value, float) else value
-        for name, value in arguments.items()
-    }
 
 
 def check_first(op: str) -> list[OpCheck]:
@@ -138,6 +88,9 @@ PLANTED = (
     ("deferred norm", "rf_gemv_deferred"),
     ("deferred norm", "rf_gemv_deferred_mixed"),
     ("deferred norm", "rf_gemv_deferred_gated"),
+    ("deferred experts", "rf_sum_logits"),
+    ("deferred experts", "rf_experts_choose_gate_up_*"),
+    ("deferred experts", "rf_experts_add_down_*"),
     ("hosted experts", "rf_fetch_experts"),
     ("gated gemm", "rf_repack_*"),
     ("split gemm", "rf_gemm_sum"),
@@ -577,123 +530,3 @@ def check_int8_products(
     assert all(check.passed for check in run_group(found, chosen))
     change_launches(monkeypatch, kernels, do_nothing)
     assert not any(check.passed for check in run_group(found, chosen))
-
-
-@pytest.mark.usefixtures("host")
-def test_the_report_names_device_checks_and_model(
-    synthetic: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    command = ["verify", str(synthetic), "--backend", "hip", "--only", "take_rows", "--tokens", "4"]
-    assert main(command) == 0
-    lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
-    assert {"device", "target", "wave", "HIP", "take_rows", "model", "load"} <= lines.keys()
-    assert lines["prefill"].startswith("ok")
-    assert lines["graphs"].startswith("ok     6 of 6 checked in ")
-    assert "100.0% of 16 generated tokens; mean KL" in lines["decode,"]
-    assert "ok     the first 4, 4, 4, 4 of 4 tokens are" in lines["greedy,"]
-    assert lines["result"].startswith("PASSED")
-    assert "tokens/s" in lines["decode"]
-
-
-@pytest.mark.usefixtures("host")
-def test_two_devices_are_checked_each_and_then_together(
-    synthetic: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    found = find_devices(select_platform())
-    if len(found) < 2:
-        pytest.skip("there is one device")
-    command = ["verify", str(synthetic), "--backend", "hip", "--only", "take_rows", "--tokens", "4"]
-    assert main([*command, "--tensor-parallel", "2", "--device", "1,0", "--graphs", "on"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    addresses = [found[index].properties.pci_id for index in (1, 0)]
-    devices = [line for line in lines if line.startswith("device ")]
-    assert [address in line for address, line in zip(addresses, devices, strict=True)] == [True] * 2
-    assert sum(line.startswith("take_rows") for line in lines) == 2
-    (load,) = (line for line in lines if line.startswith("load "))
-    assert load.endswith(f"on 2 devices together: {', '.join(addresses)}")
-    for way in ("prefill", "decode, token by token", "decode, batch of 4", "greedy, batch of 4"):
-        assert any(line.startswith(f"{way:<29}ok ") for line in lines)
-    assert lines[-1].split()[1] == "PASSED"
-
-
-@pytest.mark.usefixtures("host")
-def test_a_wrong_operation_ends_with_status_1_and_is_named(
-    synthetic: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    change_launches(monkeypatch, "rf_take_rows", do_nothing)
-    assert main(["verify", str(synthetic), "--backend", "hip", "--only", "take_rows"]) == 1
-    shown = capsys.readouterr().out
-    assert "FAILED" in shown
-    assert "take_rows (5 of 12 rows)" in shown
-
-
-@pytest.mark.usefixtures("host")
-def test_a_wrong_model_ends_with_status_1_although_what_was_checked_is_right(
-    synthetic: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def attend_elsewhere(launch: Launch, arguments: dict[str, Any]) -> None:
-        launch(**scaled(arguments, 3))
-
-    change_launches(monkeypatch, "rf_attention_decode_f16*", attend_elsewhere)
-    command = ["verify", str(synthetic), "--backend", "hip", "--only", "take_rows", "--tokens", "4"]
-    assert main([*command, "--graphs", "off"]) == 1
-    shown = capsys.readouterr().out
-    assert shown.splitlines()[-1].split()[1] == "FAILED"
-
-
-def test_wrong_replays_end_with_status_1_and_are_named(
-    synthetic: Path,
-    capsys: pytest.CaptureFixture[str],
-    host: HostPlatform | None,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    if host is None:
-        pytest.skip("replays of a real device are what they are")
-    monkeypatch.setattr(verify, "compare", lambda *_: ())  # other tests have right answers
-    command = ["verify", str(synthetic), "--backend", "hip", "--only", "take_rows"]
-    with host.stale_replays(0):
-        assert main(command) == 1
-    lines = capsys.readouterr().out.splitlines()
-    (graphs,) = (line for line in lines if line.startswith("graphs "))
-    assert graphs.split()[1:4] == ["FAILED", "not", "used:"]
-    assert lines[-1].split()[1] == "FAILED"
-
-
-def test_nothing_to_verify_is_an_error_that_says_why(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["verify", "--backend", "reference"]) == 2
-    assert "is what others are compared with" in capsys.readouterr().err
-
-
-@pytest.mark.usefixtures("host")
-def test_a_pattern_that_matches_nothing_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["verify", "--backend", "hip", "--only", "gevm"]) == 2
-    assert "No operation is called 'gevm'" in capsys.readouterr().err
-
-
-@pytest.mark.usefixtures("host")
-def test_an_encoder_is_refused_with_what_checks_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = write_folder(by_name("xlm-roberta"), tmp_path / "encoder")
-    assert main(["verify", str(folder), "--backend", "hip"]) == 2
-    assert "encoder is an encoder, but what is compared" in capsys.readouterr().err
-
-
-@pytest.mark.usefixtures("host")
-@pytest.mark.parametrize("tokens", ["0", "224"])
-def test_a_length_that_the_context_cannot_hold_is_refused(
-    tokens: str, synthetic: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["verify", str(synthetic), "--backend", "hip", "--tokens", tokens]) == 2
-    shown = capsys.readouterr()
-    assert "--tokens must be from 1 to 223: of a context of 256 tokens" in shown.err
-    assert shown.out == ""
-
-
-@pytest.mark.usefixtures("host")
-def test_the_longest_answers_that_fit_are_not_refused(
-    synthetic: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    command = ["verify", str(synthetic), "--backend", "hip", "--tokens", "223"]
-    assert main([*command, "--only", "gevm"]) == 2
-    assert "No operation is called 'gevm'" in capsys.readouterr().err

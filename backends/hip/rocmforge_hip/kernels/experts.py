@@ -195,3 +195,67 @@ def rf_experts_down_float(
     quant_blocks: I32,
 ) -> None:
     """Does that with float32 rows: `rf_experts_down` of formats of floats."""
+
+
+def rf_sum_logits(
+    *, x: Pointer, weight: Pointer, router: Pointer, logits: Pointer, hidden_size: I32, eps: F32
+) -> None:
+    """Multiplies the norm of a row with a router."""
+
+
+def rf_experts_choose_gate_up(
+    *,
+    weight: Pointer,
+    places: Pointer | None,
+    q: Pointer,
+    scale: Pointer,
+    gate_bias: Pointer | None,
+    up_bias: Pointer | None,
+    out: Forms,
+    expert_bytes: I64,
+    rows: I32,
+    out_features: I32,
+    quant_blocks: I32,
+    activation: I32,
+    squares: Pointer | None,
+    eps: F32,
+    logits: Pointer,
+    bias: Pointer | None,
+    selection_bias: Pointer | None,
+    weight_scale: Pointer | None,
+    chosen: Pointer,
+    weights: Pointer,
+    experts: I32,
+    num_chosen: I32,
+    function: I32,
+    groups: I32,
+    kept_groups: I32,
+    normalised: I32,
+    factor: F32,
+    first_own: I32,
+    num_own: I32,
+    num_shared: I32,
+) -> None:
+    """Does what `rf_route_choose` and `rf_experts_gate_up` do, and may complete a row's norm."""
+
+
+def rf_experts_add_down(
+    *,
+    weight: Pointer,
+    places: Pointer | None,
+    q: Pointer,
+    scale: Pointer,
+    chosen: Pointer,
+    weights: Pointer,
+    bias: Pointer | None,
+    expert_bytes: I64,
+    num_chosen: I32,
+    out_features: I32,
+    quant_blocks: I32,
+    residual: Pointer,
+    norm_weight: Pointer,
+    normed_q: Pointer,
+    normed_q_scale: Pointer,
+    squares: Pointer,
+) -> None:
+    """Adds to the residual what `rf_experts_down` makes, as `rf_gemv_deferred` does."""

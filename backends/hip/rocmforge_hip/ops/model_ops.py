@@ -24,20 +24,22 @@ from rocmforge_hip.device.library import KernelLibrary
 from rocmforge_hip.device.memory import DeviceArray
 from rocmforge_hip.ops.activations import Activation, ActivationArrays, Forms
 from rocmforge_hip.ops.cached_attention import CachedAttention, DeviceRopeTable, LayerCache
+from rocmforge_hip.ops.experts.deferred import DeferredExperts
 from rocmforge_hip.ops.experts.groups import GroupKernels
 from rocmforge_hip.ops.experts.latent import LatentKernels
-from rocmforge_hip.ops.experts.pairs import PairKernels
-from rocmforge_hip.ops.experts.routing import RouteKernels, UnmadeSum
+from rocmforge_hip.ops.experts.pairs import PairKernels, empty_mix
+from rocmforge_hip.ops.experts.routing import RouteKernels, UnmadeChoice, UnmadeSum
 from rocmforge_hip.ops.full_attention import FullAttention
 from rocmforge_hip.ops.geometry import Geometry, groups_experts
 from rocmforge_hip.ops.linear.mixed_gemv import UnmadeProduct, is_norm_later
 from rocmforge_hip.ops.linear.products import GATES, LinearKernels
 from rocmforge_hip.ops.lora import DeviceAdapters, Lora
-from rocmforge_hip.ops.norms import RmsNorms, UnmadeNorm, norms_of, without_norm
-from rocmforge_hip.ops.operands import empty, f16_of, f32_of, optional_vector, part_of
+from rocmforge_hip.ops.norms import RmsNorms, norms_of
+from rocmforge_hip.ops.operands import empty, f16_of, f32_of, part_of
 from rocmforge_hip.ops.recurrent.layers import RecurrentLayers
 from rocmforge_hip.ops.rows import HiddenRows, PerLayerRows, RowKernels
 from rocmforge_hip.ops.step import DeviceStep
+from rocmforge_hip.ops.sums import Sums
 from rocmforge_hip.weights.formats import Matrix, MatrixPart, Weight
 from rocmforge_hip.weights.products import Product
 
@@ -83,7 +85,7 @@ class HipOps:
         self._rows = RowKernels(library, formats, adds=not config.causal, gates=has_gates)
         self._norms = norms_of(config, library)
         self._lora = Lora(library, arena, self.products, resources.adapters)
-        self._route = self._pairs = self._groups = None
+        self._route = self._pairs = self._groups = self._deferred = None
         if arena.experts is not None:
             self._route = RouteKernels(
                 *(library, geometry, arena, config.norm_eps),
@@ -91,6 +93,13 @@ class HipOps:
             )
             of_experts = library, arena, self.products, resources.expert_formats
             self._pairs, self._groups = PairKernels(*of_experts), GroupKernels(*of_experts)
+            self._deferred = DeferredExperts(
+                library, self.products, self._pairs, resources.expert_formats
+            )
+        self._sums = Sums(
+            *(arena, self.products, self._norms, config.norm_eps),
+            *(self._route, self._deferred),
+        )
         self._per_layer = None
         if arena.other_embedding is not None:
             self._per_layer = PerLayerRows(library, config, self._rows, arena.other_embedding)
@@ -181,19 +190,7 @@ class HipOps:
         bias: Weight | None,
         eps: float | None = None,
     ) -> Activation:
-        x = self._made(x) if isinstance(x, UnmadeProduct) and x.defers else x
-        if isinstance(x, UnmadeProduct | UnmadeSum):
-            assert eps is None, "see `_later`"
-            return replace(x, post_norm=weight)
-        # What is added to the residual is normed for that; anything else, to be multiplied.
-        experts = self._arena.experts
-        is_added = x.arrays is self._arena.delta or (experts and x.arrays is experts.mixed)
-        if is_added and isinstance(self._norms, RmsNorms) and eps is None:
-            assert weight is not None
-            return UnmadeNorm(x.arrays, x.rows, x.features, x=x, weight=weight)
-        out = self._normed(x, added=x.arrays is self._arena.delta)
-        self._norms.norm(x, weight, bias, out, eps)
-        return out
+        return self._sums.norm(x, weight, bias, eps)
 
     def add_norm(
         self,
@@ -204,37 +201,12 @@ class HipOps:
         scale: Weight | None = None,
     ) -> tuple[Activation, Activation]:
         """Writes the sum to the place of the residual."""
-        eps = self._resources.config.norm_eps
-        if isinstance(delta, UnmadeProduct) and delta.defers:
-            if scale is None and weight is not None:
-                return residual, self.products.add_and_defer(delta, residual, weight, eps)
-            delta = self._made(delta)
-        if residual.arrays is self._arena.normed:  # whose float32 is the sum
-            out = empty(self._arena.normed, residual.rows, residual.features, half=True)
-        else:
-            out = self._normed(residual)
-        if isinstance(delta, UnmadeProduct):
-            vector, factor = optional_vector(weight, residual.features), optional_vector(scale, 1)
-            self.products.make_and_norm(delta, residual, vector, eps, out, factor)
-        elif (
-            isinstance(delta, UnmadeSum)
-            and self._route is not None
-            and self._route.adds_and_norms(weight, residual.features)
-        ):
-            self._route.add_and_norm(residual, delta, weight, scale, out)
-        else:
-            x, post_norm = self._unnormed(delta)
-            self._norms.add_norm(residual, x, weight, bias, out, residual.f32, scale, post_norm)
-        return residual, out
+        return self._sums.add_norm(residual, delta, weight, bias, scale)
 
     def norm_of_sum(
         self, residual: Activation, delta: Activation, weight: Weight, bias: Weight | None
     ) -> Activation:
-        out = self._normed(residual)
-        total = residual.f32 if isinstance(self._norms, RmsNorms) else None
-        x, post_norm = self._unnormed(delta)
-        self._norms.add_norm(residual, x, weight, bias, out, total, post_norm=post_norm)
-        return out
+        return self._sums.norm_of_sum(residual, delta, weight, bias)
 
     def two_norms_of_sum(
         self,
@@ -244,30 +216,12 @@ class HipOps:
         second: tuple[Weight, Weight | None],
     ) -> Activation:
         """Writes the first norm to the place of delta."""
-        between = Activation(delta.arrays, delta.rows, delta.features, f32=f32_of(delta))
-        self._norms.add_norm(residual, delta, *first, between, None)
-        return self.norm_of_sum(residual, between, *second)
-
-    def _normed(self, like: Activation, *, added: bool = False) -> Activation:
-        """Returns the place of a norm; unless it is only added, with a form to be multiplied."""
-        rows, features = like.rows, like.features
-        if added:
-            assert self._arena.post_normed is not None
-            return empty(self._arena.post_normed, rows, features, half=False)
-        return self._multiplied(empty(self._arena.normed, rows, features, half=False))
-
-    def _multiplied(self, out: Activation) -> Activation:
-        """Returns the activation with the form that as many rows are multiplied in."""
-        if out.rows <= self.products.gemv_rows:
-            self.products.forms.give_int8(out)
-        else:
-            out.f16 = out.arrays.float16(out.rows, out.features)
-        return out
+        return self._sums.two_norms_of_sum(residual, delta, first, second)
 
     def linear(
         self, step: DeviceStep, x: Activation, weight: Weight, bias: Weight | None
     ) -> Activation:
-        self._complete(x)
+        self._sums.completed(x)
         part = part_of(weight)
         later = self._later(step, x, part, bias) if part.product is Product.DELTA else None
         if later is not None:
@@ -294,36 +248,6 @@ class HipOps:
         are_rms = isinstance(self._norms, RmsNorms) and self._resources.config.post_norm_eps is None
         return self.products.later(x, part, bias, defers=defers) if are_rms else None
 
-    def _complete(self, x: Activation) -> Activation:
-        """Returns the activation, made now if it is a norm that was left for who reads it."""
-        if is_norm_later(x):
-            x.f32, x.is_made = x.arrays.float32(x.rows, x.features), True
-            self._norms.norm(x.residual, x.weight, None, x)
-        return x
-
-    def _made(self, x: Activation) -> Activation:
-        """Returns the activation itself, made now if that was left for later."""
-        x, post_norm = self._unnormed(x)
-        if post_norm is None:
-            return x
-        is_second = x.arrays is self._arena.post_normed
-        arrays = self._arena.delta if is_second else self._arena.post_normed
-        assert arrays is not None
-        out = empty(arrays, x.rows, x.features, half=False)
-        self._norms.norm(x, post_norm, None, out)
-        return out
-
-    def _unnormed(self, x: Activation) -> tuple[Activation, Weight | None]:
-        """Returns an activation, made now if need be, and its norm that is left for later."""
-        if isinstance(x, UnmadeProduct):
-            return self.products.multiply(x.x, x.part, x.bias), x.post_norm
-        if isinstance(x, UnmadeSum):
-            assert self._route is not None
-            shared = self._made(x.second)
-            self._route.add_shared(self._made(x.first), shared, x.x, x.router)
-            return shared, x.post_norm
-        return without_norm(x)
-
     def qkv(
         self,
         step: DeviceStep,
@@ -332,7 +256,7 @@ class HipOps:
         biases: Sequence[Weight | None],
     ) -> tuple[Activation, ...]:
         if not self.products.completes(x, weights):
-            self._complete(x)
+            self._sums.completed(x)
         add = partial(self._lora.add, step, x)
         return self.products.qkv(x, weights, biases, half=not self._causal, then=add)
 
@@ -354,14 +278,14 @@ class HipOps:
             rounded = self.products.gated_int8(x, part_of(gate), GATES[activation])
             if rounded is not None:
                 return rounded
-        self._complete(x)
+        self._sums.completed(x)
         bias, up_bias = biases
         return self.products.multiply(x, part_of(gate), bias, GATES[activation], up_bias=up_bias)
 
     def _squared_linear(self, step: DeviceStep, x: Activation, up: MatrixPart) -> Activation:
         """Returns the squared ReLU of a product, in the forms that the next one reads."""
         assert not self._lora.changes(step, up.matrix), "such adapters are refused"
-        self._complete(x)
+        self._sums.completed(x)
         out = self.products.multiply(x, up, None, half=True)
         if out.f32 is not None and out.features % QUANT_BLOCK == 0:
             self.products.forms.give_int8(out)
@@ -380,10 +304,14 @@ class HipOps:
         assert self._route is not None
         assert self._arena.experts is not None
         rows, features = residual.rows, residual.features
-        delta, post_norm = self._unnormed(delta)
+        if self._routes_later(delta, norms, experts, rule):
+            normed = self._sums.add_and_defer(residual, delta, norms[0])
+            assert normed is not None
+            return residual, [normed], self._route.route_later(residual, norms[0], experts, rule)
+        delta, post_norm = self._sums.unnormed(delta)
         places = self._arena.normed, self._arena.experts.normed
         outs = [
-            self._multiplied(empty(arrays, rows, features, half=False))
+            self._sums.multiplied(empty(arrays, rows, features, half=False))
             for arrays, _ in zip(places, norms, strict=False)
             if arrays is not None
         ]
@@ -392,12 +320,32 @@ class HipOps:
         if done is not None:
             total, chosen = done
             return total, outs, chosen
-        out, routed = self._normed(residual), experts.router_norm or norms[0]
+        out, routed = self._sums.normed(residual), experts.router_norm or norms[0]
         self._norms.add_norm(residual, delta, routed, None, out, residual.f32, post_norm=post_norm)
         chosen = self._route.route(out, experts, rule)
         for weight, of_sum in wanted if experts.router_norm is not None else ():
             self._norms.norm(residual, weight, None, of_sum)
         return residual, outs, chosen
+
+    def _routes_later(
+        self,
+        delta: Activation,
+        norms: Sequence[Weight],
+        experts: Experts[Weight],
+        rule: ExpertsConfig,
+    ) -> bool:
+        """Returns whether the product with experts chooses them, and is all that reads the norm."""
+        assert self._route is not None
+        assert self._deferred is not None
+        others = experts.shared, experts.router_norm, experts.latent_down
+        return (
+            isinstance(delta, UnmadeProduct)
+            and delta.defers
+            and len(norms) == 1
+            and all(other is None for other in others)
+            and not self._route.is_hosted(experts)
+            and self._deferred.chooses(experts, rule.num_experts)
+        )
 
     def experts(
         self,
@@ -409,6 +357,11 @@ class HipOps:
     ) -> Activation:
         assert self._pairs is not None
         assert self._groups is not None
+        if isinstance(chosen, UnmadeChoice):
+            assert self._deferred is not None
+            assert is_norm_later(x)
+            out = empty_mix(self._arena, x.rows, experts)
+            return self._deferred.mix(x, chosen, weights, experts, GATES[activation], out)
         matrix = part_of(experts.down).matrix
         pairs = x.rows * (chosen.features - matrix.num_shared)
         grouped = groups_experts(
@@ -421,7 +374,7 @@ class HipOps:
         self, mixed: Activation, shared: Activation, x: Activation, router: Weight | None
     ) -> Activation:
         """Writes the sum to the place of the shared expert's result, if it is made at all."""
-        shared, norm = self._unnormed(shared)
+        shared, norm = self._sums.unnormed(shared)
         if norm is not None:
             shared = self.norm(shared, norm, None)
         return UnmadeSum(
@@ -451,7 +404,7 @@ class HipOps:
         out = (
             empty(arrays, rows, features, half=False) if few else Activation(arrays, rows, features)
         )
-        self._multiplied(out)
+        self._sums.multiplied(out)
         self._per_layer.gate(gate, inputs, layer, out)
         return out
 
@@ -476,7 +429,7 @@ class HipOps:
         if staged is None or part >= staged.parts:
             return x
         assert self._arena.deepstack is not None
-        x = self._made(x)
+        x = self._sums.made(x)
         arrays, features = self._arena.deepstack, x.features
         rows = arrays.float32(len(staged.tokens), features)
         staged.copy_part(part, rows)
@@ -601,7 +554,7 @@ class HipOps:
 
     def store_hidden(self, step: DeviceStep, x: Activation) -> None:
         assert self._hidden is not None
-        self._hidden.store(step, self._complete(x))
+        self._hidden.store(step, self._sums.completed(x))
 
     def beside_hidden(
         self, step: DeviceStep, x: Activation, embedding_norm: Weight, hidden_norm: Weight
@@ -613,7 +566,7 @@ class HipOps:
         out = (
             empty(arrays, rows, features, half=False) if few else Activation(arrays, rows, features)
         )
-        self._multiplied(out)
+        self._sums.multiplied(out)
         self._hidden.beside(step, x, (embedding_norm, hidden_norm), out)
         return out
 
@@ -666,7 +619,7 @@ class HipOps:
         assert result is not None
         out = result.float32(rows, x.features)
         if rows:
-            self._rows.take(f32_of(self._complete(x)), step.inputs.logit_rows, out)
+            self._rows.take(f32_of(self._sums.completed(x)), step.inputs.logit_rows, out)
         return Activation(result, rows, x.features, f32=out)
 
     def logits(self, x: Activation, weight: Weight, softcap: float | None) -> Activation:
@@ -684,7 +637,7 @@ class HipOps:
             pooled = Forms(f32=sampling.sums(count, x.features))
         assert pooled is not None
         out = empty(pooled, count, x.features, half=False)
-        self._rows.sum(step, f32_of(self._complete(x)), f32_of(out))
+        self._rows.sum(step, f32_of(self._sums.completed(x)), f32_of(out))
         return out
 
     def tanh(self, x: Activation) -> Activation:

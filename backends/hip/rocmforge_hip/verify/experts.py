@@ -17,9 +17,10 @@ from rocmforge.models.weights import present
 from rocmforge_hip.device.memory import DeviceArray
 from rocmforge_hip.ops.activations import Activation, ExpertArrays
 from rocmforge_hip.ops.geometry import groups_experts
+from rocmforge_hip.ops.step import VARIANTS
 from rocmforge_hip.verify import oracle
 from rocmforge_hip.verify.cases import Case, Group, error, values_of
-from rocmforge_hip.verify.matrices import exact_activation
+from rocmforge_hip.verify.matrices import completed_errors, exact_activation, largest_of_blocks
 from rocmforge_hip.verify.rows import random_values
 from rocmforge_hip.verify.workbench import Recipe, Workbench
 from rocmforge_hip.weights.formats import FLOAT_FORMATS, FORMATS
@@ -86,6 +87,9 @@ def groups() -> Iterator[Group]:
         if name not in FLOAT_FORMATS:
             recipe = replace(_SHAPE, format=name, activation_bits="16")
             yield Group(recipe, tuple(_mixed(f"{name}, two slices", _TWO_SLICES, slices=2)))
+    for name in (name for name, format in FORMATS.items() if format.has_deferred_experts):
+        biased = replace(_SHAPE, architecture="gpt-oss", format="q8_0", expert_format=name)
+        yield Group(biased, (Case("deferred experts", name, _INT8, _deferred),))
     biased = replace(_SHAPE, architecture="gpt-oss", format="mxfp4", activation_bits="16")
     yield Group(biased, tuple(_mixed("mxfp4, biases", _TWO_SLICES, slices=2)))
     ungated = replace(_SHAPE, architecture="nemotron_h_moe", format="q5_0", activation_bits="16")
@@ -214,6 +218,52 @@ def _mix(bench: Workbench, tokens: int) -> float:
         want[token] += factor * (down @ inner + of_down)
         size[token] += factor * (np.abs(down) @ np.abs(inner) + np.abs(of_down))
     return error(bench.result(got), want, size)
+
+
+def _deferred(bench: Workbench) -> float:
+    """Returns the error of experts that choose, complete a norm and add to the residual."""
+    rule, experts, _ = _experts(bench)
+    layer, on_device = bench.weights.layers[0], bench.model.weights.layers[0]
+    own, there = present(layer.attention), present(on_device.attention)
+    eps, ops = bench.config.norm_eps, bench.model.ops
+    values = exact_activation(1, own.output.shape[1]) / np.float32(4)
+    old = random_values(50, bench.config.hidden_size)[49:]
+    step = replace(bench.step([(1, 1, [])]), variant=VARIANTS["deferred"])
+    attended = bench.activation(bench.model.arena.attended, values)
+    delta = ops.linear(step, attended, there.output, there.output_bias)
+    residual = bench.activation(bench.residual, old)
+    on_experts, norm = present(on_device.experts), on_device.feed_forward_norm
+    assert norm is not None
+    total, (normed,), (chosen, factors) = ops.add_norm_route(
+        residual, delta, [norm], on_experts, rule
+    )
+    mixed = ops.experts(normed, chosen, factors, on_experts, bench.config.activation)
+    want = old + values.astype(np.float64) @ values_of(own.output).T + values_of(own.output_bias)
+    read = oracle.rms_norm(want, values_of(present(layer.feed_forward_norm)), eps)
+    logits = read @ values_of(experts.router).T + values_of(experts.router_bias)
+    places, weights = oracle.route(logits, None, rule)
+    assert chosen.i32 is not None
+    if not np.array_equal(bench.get(chosen.i32), places):
+        return float("inf")
+    sizes, largest, kind = np.abs(want), largest_of_blocks(read), bench.config.activation
+    for expert, weight in zip(places[0].tolist(), weights[0].tolist(), strict=True):
+        gate, up, down = (
+            values_of(present(each))[expert] for each in (experts.gate, experts.up, experts.down)
+        )
+        of_gate, of_up, of_down = (
+            values_of(present(each))[expert]
+            for each in (experts.gate_bias, experts.up_bias, experts.down_bias)
+        )
+        gated, linear = read @ gate.T + of_gate, read @ up.T + of_up
+        inner = oracle.gated(gated, linear, kind)
+        rounded = largest @ np.abs(gate).T * np.abs(linear + 1) + largest @ np.abs(up).T
+        want = want + weight * (inner @ down.T + of_down)
+        sizes = sizes + weight * ((largest_of_blocks(inner) + 1.2 * rounded) @ np.abs(down).T)
+    total, normed = ops.add_norm(total, mixed, on_device.attention_norm, None)
+    found = bench.result(total).astype(np.float64)  # rounding before it is no error of its norm
+    errors = error(bench.result(factors), weights), error(found, want, sizes)
+    of_norm = values_of(present(layer.attention_norm))
+    return max(*errors, *completed_errors(bench, normed, found, of_norm))
 
 
 def _add_shared(name: str, bench: Workbench) -> float:

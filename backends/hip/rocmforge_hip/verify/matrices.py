@@ -296,16 +296,9 @@ def _deferred(bench: Workbench) -> float:
     step = replace(bench.step([(1, 1, [])]), variant=VARIANTS["deferred"])
     wrong, want, normed = _added(bench, step, values, old)
     ops, norm = bench.model.ops, values_of(present(bench.weights.layers[0].feed_forward_norm))
-    codes = int8_error(bench, normed, want * norm)
-    products = ops.qkv(step, normed, *query_key_value(bench.model.weights))
+    errors = [wrong, *completed_errors(bench, normed, want, norm)]
     read = oracle.rms_norm(want, norm, bench.config.norm_eps)
-    largest = np.abs(read.reshape(-1, QUANT_BLOCK)).max(axis=1).repeat(QUANT_BLOCK)
-    errors = [wrong, codes]
-    matrices, biases = query_key_value(bench.weights)
-    for product, matrix, bias in zip(products, matrices, biases, strict=True):
-        weights = values_of(matrix)
-        exact = read @ weights.T + values_of(bias)
-        errors.append(error(bench.result(product), exact, largest @ np.abs(weights).T))
+    largest = largest_of_blocks(read)
     kind = ActivationFunction.SILU
     made = ops.gated_linear(step, normed, *gate_and_up(bench.model.weights), kind)
     matrices_of = [values_of(matrix) for matrix in gate_and_up(bench.weights)]
@@ -314,6 +307,34 @@ def _deferred(bench: Workbench) -> float:
     activated = oracle.activate(gate, kind)
     sizes = 1.2 * of_gate * np.abs(up) + of_up * np.abs(activated)  # SiLU's slope is below 1.2
     return max(*errors, error(bench.result(made), activated * up, sizes))
+
+
+def completed_errors(
+    bench: Workbench, normed: Activation, total: Array, norm: Array
+) -> Iterator[float]:
+    """Yields the errors of the int8 form of a norm that is left for later, and of who reads it.
+
+    Args:
+        bench: Its model multiplies with the norm.
+        normed: The norm, without its factor.
+        total: What is normed, exactly.
+        norm: The weight of the norm.
+    """
+    yield int8_error(bench, normed, total * norm)
+    step = replace(bench.step([(1, 1, [])]), variant=VARIANTS["deferred"])
+    products = bench.model.ops.qkv(step, normed, *query_key_value(bench.model.weights))
+    read = oracle.rms_norm(total, norm, bench.config.norm_eps)
+    matrices, biases = query_key_value(bench.weights)
+    for product, matrix, bias in zip(products, matrices, biases, strict=True):
+        weights = values_of(matrix)
+        exact = read @ weights.T + values_of(bias)
+        yield error(bench.result(product), exact, largest_of_blocks(read) @ np.abs(weights).T)
+
+
+def largest_of_blocks(x: Array) -> Array:
+    """Returns the largest absolute value of its block for each element of a row."""
+    largest: Array = np.abs(x.reshape(-1, QUANT_BLOCK)).max(axis=1).repeat(QUANT_BLOCK)
+    return largest
 
 
 def gate_and_up(weights: ModelWeights[W]) -> tuple[W, W]:

@@ -61,6 +61,7 @@ class Recipe:
     architecture: str = "llama"
     format: str = "f32"
     value_format: str = ""  # "" = the same
+    expert_format: str = ""  # "" = the same
     hidden_size: int = 64
     intermediate_size: int = 64
     vocab: int = 64
@@ -368,7 +369,8 @@ def _weights(recipe: Recipe, config: ModelConfig) -> ModelWeights[Tensor]:
         name, shape = place.name, place.shape(config)
         if len(shape) > 2:  # of experts or heads
             count, rows, columns = shape
-            each = [random_tensor(rng, recipe.format, name, rows, columns) for _ in range(count)]
+            format = recipe.expert_format or recipe.format
+            each = [random_tensor(rng, format, name, rows, columns) for _ in range(count)]
             return Stack(name, each)
         if len(shape) > 1:
             # Biases of experts, and what chooses them, are no matrices to the device.

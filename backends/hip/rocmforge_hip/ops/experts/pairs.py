@@ -6,10 +6,11 @@ a time, and read an expert again for each token that has chosen it.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 from rocmforge.models.blocks import Experts
 from rocmforge_hip.device.constants import QUANT_BLOCK
+from rocmforge_hip.device.driver import Dim3
 from rocmforge_hip.device.kernel import Kernel
 from rocmforge_hip.device.library import KernelLibrary
 from rocmforge_hip.device.memory import DeviceArray
@@ -21,7 +22,7 @@ from rocmforge_hip.ops.operands import empty, f32_of, i32_of, optional_vector, p
 from rocmforge_hip.weights.formats import FLOAT_FORMATS, Matrix, Weight, ceil_div
 from rocmforge_hip.weights.products import Product
 
-_GATE_UP_THREADS: Final = 256
+GATE_UP_THREADS: Final = 256
 _MOST_DOWN_THREADS: Final = 512
 _DOWN_THREADS: Final = 256
 _FEWER_DOWN_THREADS: Final = 128
@@ -137,38 +138,61 @@ class PairKernels:
         gate: int,
         out: DeviceArray,
     ) -> None:
-        gate_up, down = gate_up_of(experts), part_of(experts.down).matrix
+        gate_up = gate_up_of(experts)
         rows, num_chosen = chosen.shape
-        size = gate_up.num_experts * gate_up.out_features
-        inner = Activation(self._arrays.inner, rows * num_chosen, gate_up.out_features)
-        if down.format.is_quantised:
+        grid, arguments = self.gate_up(rows * num_chosen, experts, gate)
+        self._gate_ups[gate_up.format.name].launch(
+            grid,
+            GATE_UP_THREADS,
+            **arguments | self._products.forms.multiplied(x, gate_up),
+            chosen=chosen,
+            rows=rows,
+            num_chosen=num_chosen,
+        )
+        self.down(arguments["out"], chosen, weights, experts, out)
+
+    def gate_up(
+        self, pairs: int, experts: Experts[Weight], gate: int
+    ) -> tuple[Dim3, dict[str, Any]]:
+        """Returns the grid and the arguments of a product of so many pairs with gate and up.
+
+        What it writes, `out`, is to be multiplied with down.
+        """
+        gate_up = gate_up_of(experts)
+        inner = Activation(self._arrays.inner, pairs, gate_up.out_features)
+        if part_of(experts.down).matrix.format.is_quantised:
             self._products.forms.give_int8(inner)
         else:
             inner.f32 = self._arrays.inner.float32(inner.rows, inner.features)
         columns = QUANT_BLOCK * (2 if experts.gate is None else 1)
-        biases = experts.gate_bias, experts.up_bias
-        of_gate, of_up = (optional_vector(bias, size) for bias in biases)
-        self._gate_ups[gate_up.format.name].launch(
-            (rows * num_chosen, ceil_div(gate_up.out_features, columns), 1),
-            _GATE_UP_THREADS,
-            weight=gate_up.data,
-            places=gate_up.places,
-            **self._products.forms.multiplied(x, gate_up),
-            chosen=chosen,
-            gate_bias=of_gate,
-            up_bias=of_up,
-            out=inner,
-            expert_bytes=gate_up.nbytes,
-            rows=rows,
-            num_chosen=num_chosen,
-            out_features=gate_up.out_features,
-            quant_blocks=gate_up.quant_blocks,
-            activation=gate,
-        )
+        size = gate_up.num_experts * gate_up.out_features
+        return (pairs, ceil_div(gate_up.out_features, columns), 1), {
+            "weight": gate_up.data,
+            "places": gate_up.places,
+            "gate_bias": optional_vector(experts.gate_bias, size),
+            "up_bias": optional_vector(experts.up_bias, size),
+            "out": inner,
+            "expert_bytes": gate_up.nbytes,
+            "out_features": gate_up.out_features,
+            "quant_blocks": gate_up.quant_blocks,
+            "activation": gate,
+        }
+
+    def down(
+        self,
+        inner: Activation,
+        chosen: DeviceArray,
+        weights: DeviceArray,
+        experts: Experts[Weight],
+        out: DeviceArray,
+    ) -> None:
+        """Writes the weighted sums of what down makes of pairs, float32 [tokens, hidden_size]."""
+        down = part_of(experts.down).matrix
+        rows, num_chosen = chosen.shape
         kernel = self._downs[down.format.name]
         kernel.launch(
             (rows, down.stored_rows // GEMV_OUTPUTS, 1),
-            min(_down_threads(rows, down.quant_blocks), kernel.max_threads),
+            self.down_threads(rows, down),
             weight=down.data,
             places=down.places,
             **self._products.forms.multiplied(inner, down),
@@ -183,9 +207,14 @@ class PairKernels:
             quant_blocks=down.quant_blocks,
         )
 
+    def down_threads(self, rows: int, down: Matrix) -> int:
+        """Returns the threads of a block of down for so many tokens."""
+        most = self._downs[down.format.name].max_threads
+        return min(_down_threads(rows, down.quant_blocks), most)
+
 
 def _down_threads(rows: int, quant_blocks: int) -> int:
-    """Returns the threads of a block of down, if the kernel is compiled for as many."""
+    """Returns them, if the kernel is compiled for as many."""
     is_short = quant_blocks <= _SHORT_ROW
     if rows == 1 and not is_short:
         return _MOST_DOWN_THREADS

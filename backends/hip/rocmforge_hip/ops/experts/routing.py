@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final, TypeGuard
@@ -35,6 +35,13 @@ _GEMM_TILE: Final = 64
 """The same of GEMM."""
 _THREADS: Final = 256
 _NO_NORM: Final[tuple[None, Activation]] = None, Activation(Forms(), 0, 0)
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class UnmadeChoice(Activation):
+    """The experts of a row, which the product with them chooses."""
+
+    rule: Mapping[str, Any]  # by the kernels' arguments
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -83,6 +90,7 @@ class RouteKernels:
         self._choose = library.kernel("rf_route_choose", kernels.rf_route_choose)
         self._norm_logits = library.kernel("rf_add_rms_norm_logits", kernels.rf_add_rms_norm_logits)
         self._norm_route = library.kernel("rf_add_rms_norm_route", kernels.rf_add_rms_norm_route)
+        self._sum_logits = library.kernel("rf_sum_logits", kernels.rf_sum_logits)
         self._add = library.kernel("rf_add_shared", kernels.rf_add_shared)
         self._add_norm = library.kernel("rf_add_shared_rms_norm", kernels.rf_add_shared_rms_norm)
 
@@ -150,6 +158,43 @@ class RouteKernels:
             **self._rule_of(rule, experts, chosen, weights),
         )
         return added, (chosen, weights)
+
+    def is_hosted(self, experts: Experts[Weight]) -> bool:
+        """Returns whether these are fetched when they are chosen."""
+        return experts.router in self._hosted
+
+    def route_later(
+        self, total: Activation, norm: Weight, experts: Experts[Weight], rule: ExpertsConfig
+    ) -> tuple[UnmadeChoice, Activation]:
+        """Returns the experts of a row, to be chosen where they are multiplied with.
+
+        Args:
+            total: float32 [1, hidden_size].
+            norm: Of it, which the router reads.
+            experts: Of the layer.
+            rule: How they are chosen.
+        """
+        features, num_logits = total.features, _num_logits(experts, rule)
+        logits = self._arrays.logits.first(total.rows, num_logits)
+        self._sum_logits.launch(
+            (num_logits, 1, 1),
+            max(norm_threads(features), whole_waves(rule.num_experts)),
+            x=f32_of(total),
+            weight=vector_of(norm, features),
+            router=vector_of(experts.router, num_logits * features),
+            logits=logits,
+            hidden_size=features,
+            eps=self._eps,
+        )
+        chosen, weights = self._choice(total.rows, experts, rule)
+        arguments = self._rule_of(rule, experts, chosen, weights)
+        arguments["factor"] = arguments.pop("scale")
+        choice = UnmadeChoice(
+            *(chosen.arrays, chosen.rows, chosen.features),
+            i32=chosen.i32,
+            rule={"logits": logits, **arguments},
+        )
+        return choice, weights
 
     def route(
         self, x: Activation, experts: Experts[Weight], rule: ExpertsConfig

@@ -29,7 +29,8 @@ from rocmforge_hip.weights.formats import FORMAT_NUMBERS, FORMATS, Matrix, Matri
 
 MOST_MIXED: Final = 3  # matrices of one launch
 _ENOUGH_WAVES: Final = 8  # on a compute unit
-_TILES_AT_ONCE: Final = QUANT_BLOCK // GEMV_OUTPUTS  # of a block that leaves a norm for later
+TILES_AT_ONCE: Final = QUANT_BLOCK // GEMV_OUTPUTS
+"""Of a block that leaves a norm for later."""
 
 
 class _Factor(NamedTuple):
@@ -68,6 +69,12 @@ class NormLater(Activation):
     squares: DeviceArray  # float32 [rows, features / QUANT_BLOCK]
     eps: float
     is_made: bool = False
+
+    def parts(self) -> dict[str, DeviceArray]:
+        """Returns what who adds to the residual leaves, as arguments of kernels."""
+        assert self.q is not None
+        assert self.q_scale is not None
+        return {"normed_q": self.q, "normed_q_scale": self.q_scale, "squares": self.squares}
 
 
 def is_norm_later(x: Activation) -> TypeGuard[NormLater]:
@@ -229,23 +236,14 @@ class MixedGemvKernels:
             weight: float32 [features].
             eps: Of the norm.
         """
-        matrix, rows, features = product.part.matrix, product.rows, product.features
-        assert (residual.rows, residual.features) == (rows, features)
-        assert self._arena.squares is not None
-        squares = self._arena.squares.first(rows, features // QUANT_BLOCK)
-        out = NormLater(
-            *(self._arena.normed, rows, features),
-            residual=residual,
-            weight=weight,
-            squares=squares,
-            eps=eps,
-        )
-        q_of_sum, scale_of_sum = self._forms.give_int8(out)
+        matrix, features = product.part.matrix, product.features
+        assert (residual.rows, residual.features) == (product.rows, features)
+        out = self.norm_later(residual, weight, eps)
         q, scale = self._forms.int8(product.x)
         assert self._deferred is not None
         self._deferred.launch(
             (features // QUANT_BLOCK, 1, 1),
-            _TILES_AT_ONCE * gemv_threads(matrix.quant_blocks),
+            TILES_AT_ONCE * gemv_threads(matrix.quant_blocks),
             weight=matrix.data,
             q=q,
             scale=scale,
@@ -255,10 +253,22 @@ class MixedGemvKernels:
             format=FORMAT_NUMBERS[matrix.format.name],
             residual=f32_of(residual),
             norm_weight=vector_of(weight, features),
-            normed_q=q_of_sum,
-            normed_q_scale=scale_of_sum,
-            squares=squares,
+            **out.parts(),
         )
+        return out
+
+    def norm_later(self, residual: Activation, weight: Weight, eps: float) -> NormLater:
+        """Returns the norm of the residual, whose first part is still to be written."""
+        rows, features = residual.rows, residual.features
+        assert self._arena.squares is not None
+        out = NormLater(
+            *(self._arena.normed, rows, features),
+            residual=residual,
+            weight=weight,
+            squares=self._arena.squares.first(rows, features // QUANT_BLOCK),
+            eps=eps,
+        )
+        self._forms.give_int8(out)
         return out
 
     def make_and_norm(

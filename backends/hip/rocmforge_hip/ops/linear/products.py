@@ -177,6 +177,10 @@ class LinearKernels:
         """Does with what `later` returned as `MixedGemvKernels.add_and_defer` says."""
         return self._mixed.add_and_defer(product, residual, weight, eps)
 
+    def norm_later(self, residual: Activation, weight: Weight, eps: float) -> NormLater:
+        """Returns what `MixedGemvKernels.norm_later` does."""
+        return self._mixed.norm_later(residual, weight, eps)
+
     def completes(self, x: Activation, weights: Sequence[Weight]) -> bool:
         """Returns whether `qkv` completes the norm that x is, multiplying with these matrices."""
         matrices = {part_of(weight).matrix for weight in weights}

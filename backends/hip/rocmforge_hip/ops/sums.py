@@ -1,0 +1,183 @@
+"""Sums of the residual and what is added to it, and their norms: which launch makes which.
+
+A part of a layer may leave its last step to the launch that adds it, and that launch may leave the
+norm to those that read it. Who needs either at once has it made here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+from rocmforge_hip.device.memory import DeviceArray
+from rocmforge_hip.ops.activations import Activation, ActivationArrays
+from rocmforge_hip.ops.experts.deferred import DeferredExperts, UnmadeMix
+from rocmforge_hip.ops.experts.routing import RouteKernels, UnmadeSum
+from rocmforge_hip.ops.linear.mixed_gemv import NormLater, UnmadeProduct, is_norm_later
+from rocmforge_hip.ops.linear.products import LinearKernels
+from rocmforge_hip.ops.norms import LayerNorms, RmsNorms, UnmadeNorm, without_norm
+from rocmforge_hip.ops.operands import empty, f32_of, optional_vector
+from rocmforge_hip.weights.formats import Weight
+
+
+class Sums:
+    """Adds to the residual and norms, as `Ops` says.
+
+    Args:
+        arena: The arrays of the activations.
+        products: Multiplies with dense matrices.
+        norms: Of the model's kind.
+        eps: Of norms.
+        route: Of a model with experts.
+        experts: Of such a model, those of one token.
+    """
+
+    def __init__(
+        self,
+        arena: ActivationArrays[DeviceArray],
+        products: LinearKernels,
+        norms: RmsNorms | LayerNorms,
+        eps: float,
+        route: RouteKernels | None,
+        experts: DeferredExperts | None,
+    ) -> None:
+        self._arena = arena
+        self._products = products
+        self._norms: Final = norms
+        self._eps = eps
+        self._route = route
+        self._experts = experts
+
+    def norm(
+        self, x: Activation, weight: Weight | None, bias: Weight | None, eps: float | None
+    ) -> Activation:
+        """Does what `Ops.norm` says, or leaves it to what adds it to the residual."""
+        is_deferred = isinstance(x, UnmadeMix) or (isinstance(x, UnmadeProduct) and x.defers)
+        x = self.made(x) if is_deferred else x
+        if isinstance(x, UnmadeProduct | UnmadeSum):
+            assert eps is None, "such products are not left for later"
+            return replace(x, post_norm=weight)
+        # What is added to the residual is normed for that; anything else, to be multiplied.
+        experts = self._arena.experts
+        is_added = x.arrays is self._arena.delta or (experts and x.arrays is experts.mixed)
+        if is_added and isinstance(self._norms, RmsNorms) and eps is None:
+            assert weight is not None
+            return UnmadeNorm(x.arrays, x.rows, x.features, x=x, weight=weight)
+        out = self.normed(x, added=x.arrays is self._arena.delta)
+        self._norms.norm(x, weight, bias, out, eps)
+        return out
+
+    def add_norm(
+        self,
+        residual: Activation,
+        delta: Activation,
+        weight: Weight | None,
+        bias: Weight | None,
+        scale: Weight | None,
+    ) -> tuple[Activation, Activation]:
+        """Does what `Ops.add_norm` says; writes the sum to the place of the residual."""
+        if scale is None and weight is not None:
+            later = self.add_and_defer(residual, delta, weight)
+            if later is not None:
+                return residual, later
+        if isinstance(delta, UnmadeProduct) and delta.defers:
+            delta = self.made(delta)
+        if residual.arrays is self._arena.normed:  # whose float32 is the sum
+            out = empty(self._arena.normed, residual.rows, residual.features, half=True)
+        else:
+            out = self.normed(residual)
+        if isinstance(delta, UnmadeProduct):
+            vector, factor = optional_vector(weight, residual.features), optional_vector(scale, 1)
+            self._products.make_and_norm(delta, residual, vector, self._eps, out, factor)
+        elif (
+            isinstance(delta, UnmadeSum)
+            and self._route is not None
+            and self._route.adds_and_norms(weight, residual.features)
+        ):
+            self._route.add_and_norm(residual, delta, weight, scale, out)
+        else:
+            x, post_norm = self.unnormed(delta)
+            self._norms.add_norm(residual, x, weight, bias, out, residual.f32, scale, post_norm)
+        return residual, out
+
+    def add_and_defer(
+        self, residual: Activation, delta: Activation, weight: Weight
+    ) -> NormLater | None:
+        """Adds to the residual and leaves the norm of the sum for later; None: it cannot."""
+        if isinstance(delta, UnmadeProduct) and delta.defers:
+            return self._products.add_and_defer(delta, residual, weight, self._eps)
+        if isinstance(delta, UnmadeMix):
+            assert self._experts is not None
+            return self._experts.add_and_defer(delta, residual, weight, self._eps)
+        return None
+
+    def norm_of_sum(
+        self, residual: Activation, delta: Activation, weight: Weight, bias: Weight | None
+    ) -> Activation:
+        """Does what `Ops.norm_of_sum` says."""
+        out = self.normed(residual)
+        total = residual.f32 if isinstance(self._norms, RmsNorms) else None
+        x, post_norm = self.unnormed(delta)
+        self._norms.add_norm(residual, x, weight, bias, out, total, post_norm=post_norm)
+        return out
+
+    def two_norms_of_sum(
+        self,
+        residual: Activation,
+        delta: Activation,
+        first: tuple[Weight, Weight | None],
+        second: tuple[Weight, Weight | None],
+    ) -> Activation:
+        """Does what `Ops` says; writes the first norm to the place of delta."""
+        between = Activation(delta.arrays, delta.rows, delta.features, f32=f32_of(delta))
+        self._norms.add_norm(residual, delta, *first, between, None)
+        return self.norm_of_sum(residual, between, *second)
+
+    def normed(self, like: Activation, *, added: bool = False) -> Activation:
+        """Returns the place of a norm; unless it is only added, with a form to be multiplied."""
+        rows, features = like.rows, like.features
+        if added:
+            assert self._arena.post_normed is not None
+            return empty(self._arena.post_normed, rows, features, half=False)
+        return self.multiplied(empty(self._arena.normed, rows, features, half=False))
+
+    def multiplied(self, out: Activation) -> Activation:
+        """Returns the activation with the form that as many rows are multiplied in."""
+        if out.rows <= self._products.gemv_rows:
+            self._products.forms.give_int8(out)
+        else:
+            out.f16 = out.arrays.float16(out.rows, out.features)
+        return out
+
+    def completed(self, x: Activation) -> Activation:
+        """Returns the activation, made now if it is a norm that was left for who reads it."""
+        if is_norm_later(x):
+            x.f32, x.is_made = x.arrays.float32(x.rows, x.features), True
+            self._norms.norm(x.residual, x.weight, None, x)
+        return x
+
+    def made(self, x: Activation) -> Activation:
+        """Returns the activation itself, made now if that was left for later."""
+        x, post_norm = self.unnormed(x)
+        if post_norm is None:
+            return x
+        is_second = x.arrays is self._arena.post_normed
+        arrays = self._arena.delta if is_second else self._arena.post_normed
+        assert arrays is not None
+        out = empty(arrays, x.rows, x.features, half=False)
+        self._norms.norm(x, post_norm, None, out)
+        return out
+
+    def unnormed(self, x: Activation) -> tuple[Activation, Weight | None]:
+        """Returns an activation, made now if need be, and its norm that is left for later."""
+        if isinstance(x, UnmadeProduct):
+            return self._products.multiply(x.x, x.part, x.bias), x.post_norm
+        if isinstance(x, UnmadeMix):
+            assert self._experts is not None
+            return self._experts.make(x), None
+        if isinstance(x, UnmadeSum):
+            assert self._route is not None
+            shared = self.made(x.second)
+            self._route.add_shared(self.made(x.first), shared, x.x, x.router)
+            return shared, x.post_norm
+        return without_norm(x)

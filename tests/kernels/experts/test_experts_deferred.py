@@ -1,0 +1,237 @@
+"""rf_experts_add_down_*, rf_sum_logits and rf_experts_choose_gate_up_*: one layer and the next.
+
+Together they do what other kernels do in launches of their own, so those are the oracle, to the
+last bit; their own tests compare them with float64.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+
+from kernels.table import read_formats
+from rocmforge.models.layer_config import ExpertsConfig, RouterFunction
+from rocmforge_hip.ops.norms import norm_threads
+from tests.kernels.experts.test_route import FUNCTIONS, RULE
+from tests.support.activations import SCALE_DTYPE, quantise
+from tests.support.experts import random_choice, random_experts, upload_experts
+from tests.support.groups import ELSEWHERE
+from tests.support.kernels import Device, DeviceArray
+from tests.support.linear import CLAMPED_SWIGLU, SILU, SQUARED_RELU, random_activation
+
+EPS = 1e-3  # so large that it counts
+FORMATS = [format.name for format in read_formats() if format.has_deferred_experts]
+CHOSEN = 4
+INNER = 64  # features between gate and down of the second layer
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """The residual behind a layer, and its norm as the next one reads it."""
+
+    residual: DeviceArray
+    norm: DeviceArray  # its weight
+    q: DeviceArray
+    scale: DeviceArray
+    squares: DeviceArray | None  # None: the scale has the factor of the norm
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A row through down of the experts of a layer, and through gate and up of the next one."""
+
+    name: str
+    rule: ExpertsConfig = RULE
+    features: int = 256
+    inner: int = 256
+    threads: int = 256
+    has_biases: bool = False
+    scattered: bool = False
+    own: tuple[int, int] = (0, RULE.num_experts)
+    shared: int = 0
+    activation: int = SILU
+
+    def down(self, device: Device, *, defers: bool) -> Row:
+        rng, features = np.random.default_rng(9), self.features
+        layer = random_experts(rng, 6, self.name, features, self.inner, has_biases=self.has_biases)
+        packed, chosen = layer.packed(), random_choice(rng, 1, 6, CHOSEN)
+        chosen[0, 1] = ELSEWHERE
+        x = quantise(random_activation(rng, CHOSEN, self.inner), 1)
+        factors = rng.uniform(0.1, 1, (1, CHOSEN)).astype(np.float32)
+        old, weight = rng.uniform(0.5, 2, (2, 1, features)).astype(np.float32)
+        row = Row(
+            device.upload(old),
+            device.upload(weight),
+            device.empty((1, features), np.int8),
+            device.empty((features // 32,), SCALE_DTYPE),
+            device.empty((features // 32,), np.float32) if defers else None,
+        )
+        arguments = (
+            *upload_experts(device, packed, scattered=self.scattered),
+            *(device.upload(each) for each in (x.q, x.scales, chosen, factors)),
+            device.upload(layer.biases[0]) if layer.biases else None,
+        )
+        sizes = CHOSEN, features, self.inner // 32
+        if defers:
+            device.launch(
+                f"rf_experts_add_down_{self.name}",
+                *(*arguments, packed[0].nbytes, *sizes),
+                *(row.residual, row.norm, row.q, row.scale, row.squares),
+                grid=features // 32,
+                block=2 * self.threads,
+            )
+            return row
+        out = device.empty((1, features), np.float32)
+        device.launch(
+            f"rf_experts_down_{self.name}_s1",
+            *(*arguments, out, packed[0].nbytes, 1, *sizes),
+            grid=(1, features // 16),
+            block=self.threads,
+        )
+        device.launch(
+            "rf_add_rms_norm",
+            *(out, row.residual, None, None, row.norm, None, None, row.q, row.scale, 0),
+            *(features, EPS),
+            grid=1,
+            block=norm_threads(features),
+        )
+        return row
+
+    def logits(self, device: Device, row: Row) -> DeviceArray:
+        """What the router makes of the row."""
+        rng, count = np.random.default_rng(10), self.rule.num_experts + self.shared
+        router = device.upload(rng.standard_normal((count, self.features)).astype(np.float32))
+        logits, threads = device.empty((1, count), np.float32), norm_threads(self.features)
+        if row.squares is not None:
+            device.launch(
+                "rf_sum_logits",
+                *(row.residual, row.norm, router, logits, self.features, EPS),
+                grid=count,
+                block=threads,
+            )
+            return logits
+        zeros, total = (
+            np.zeros((1, self.features), np.float32),
+            device.empty((1, self.features), "f4"),
+        )
+        device.launch(
+            "rf_add_rms_norm_logits",
+            *(device.upload(zeros), row.residual, None, row.norm, None, row.norm, router, total),
+            *(logits, None, None, None, None, 0, None, None, None, None, 0),
+            *(1, count, self.features, EPS),
+            grid=(4 + -(-count // 4), 1),
+            block=threads,
+        )
+        return logits
+
+    def gate_up(
+        self,
+        device: Device,
+        q: DeviceArray,
+        scale: DeviceArray,
+        logits: DeviceArray,
+        squares: DeviceArray | None,
+        *,
+        chooses: bool,
+    ) -> list[DeviceArray]:
+        """What they make of rows: experts, weights, and products in both forms."""
+        rng, rows, rule = np.random.default_rng(11), q.shape[0], self.rule
+        layer = random_experts(
+            *(rng, self.own[1], self.name, INNER, self.features, self.activation),
+            has_biases=self.has_biases,
+        )
+        packed, pairs = layer.packed(), rule.num_chosen + self.shared
+        chosen, weights = device.empty((rows, pairs), np.int32), device.empty((rows, pairs), "f4")
+        bias, selection, scales = (
+            device.upload(rng.uniform(0.5, 1, rule.num_experts).astype(np.float32))
+            if self.has_biases
+            else None
+            for _ in range(3)
+        )
+        of_rule = (
+            *(rule.num_chosen, FUNCTIONS[rule.router], rule.num_groups, rule.num_chosen_groups),
+            *(int(rule.normalised), rule.scale, *self.own, self.shared),
+        )
+        outs = (
+            device.empty((rows * pairs, INNER), np.float32),
+            device.empty((rows * pairs, INNER), np.int8),
+            device.empty((rows * pairs, INNER // 32), SCALE_DTYPE),
+        )
+        for array in outs:  # those of experts of another device stay
+            array.set(np.zeros(array.shape, array.dtype))
+        biases = tuple(device.upload(each) for each in layer.biases) or (None, None)
+        matrices = upload_experts(device, packed, scattered=self.scattered)
+        forms = outs[0], None, outs[1], outs[2], 0
+        sizes = INNER, self.features // 32, self.activation
+        grid = rows * pairs, -(-INNER // (64 if self.activation == SQUARED_RELU else 32))
+        choice = bias, selection, scales, chosen, weights, rule.num_experts, *of_rule
+        if chooses:
+            device.launch(
+                f"rf_experts_choose_gate_up_{self.name}",
+                *(*matrices, q, scale, *biases, *forms, packed[0].nbytes, rows, *sizes),
+                *(squares, EPS, logits, *choice),
+                grid=grid,
+                block=256,
+            )
+        else:
+            device.launch(
+                "rf_route_choose",
+                *(logits, *choice),
+                grid=rows,
+                block=-(-rule.num_experts // 64) * 64,
+            )
+            device.launch(
+                f"rf_experts_gate_up_{self.name}_s1",
+                *(*matrices, q, scale, chosen, *biases, *forms, packed[0].nbytes),
+                *(rows, pairs, *sizes),
+                grid=grid,
+                block=256,
+            )
+        return [chosen, weights, *outs]
+
+
+def _check(device: Device, case: Case) -> None:
+    found = []
+    for defers in (False, True):
+        row = case.down(device, defers=defers)
+        logits = case.logits(device, row)
+        made = case.gate_up(device, row.q, row.scale, logits, row.squares, chooses=defers)
+        found.append([array.get().tobytes() for array in (row.residual, row.q, logits, *made)])
+    assert found[1] == found[0]
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_sums_choices_and_norms_are_made_where_they_are_read(device: Device, name: str) -> None:
+    _check(device, Case(name=name))
+
+
+def test_biases_are_added_first(device: Device) -> None:
+    """Of experts, and those that change the choice among them."""
+    rule = replace(RULE, router=RouterFunction.SIGMOID, num_groups=4, num_chosen_groups=2)
+    case = Case(name="mxfp4", rule=rule, has_biases=True, activation=CLAMPED_SWIGLU, inner=96)
+    _check(device, case)
+
+
+def test_waves_that_share_an_expert_and_long_rows(device: Device) -> None:
+    """As many sums of squares as one wave has no lanes for."""
+    _check(device, Case(name="q5_0", features=2144, inner=1056, threads=128, scattered=True))
+
+
+def test_experts_of_other_devices_and_of_all_tokens(device: Device) -> None:
+    _check(device, Case(name="q8_0", own=(7, 9)))
+    _check(device, Case(name="q8_0", own=(-1, 21), shared=1, activation=SQUARED_RELU))
+
+
+def test_rows_choose_their_own_experts(device: Device) -> None:
+    """Whose norms are made already."""
+    case, rows, rng = Case(name="q5_k"), 3, np.random.default_rng(12)
+    x = quantise(random_activation(rng, rows, case.features), 1)
+    q, scale = device.upload(x.q[0]), device.upload(x.scales[0])
+    logits = device.upload(rng.standard_normal((rows, RULE.num_experts)).astype(np.float32))
+    found = [
+        [array.get().tobytes() for array in case.gate_up(device, q, scale, logits, None, chooses=c)]
+        for c in (False, True)
+    ]
+    assert found[1] == found[0]
