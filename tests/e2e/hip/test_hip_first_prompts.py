@@ -11,8 +11,8 @@ import pytest
 
 from rocmforge.backend.step import StepInput
 from rocmforge_hip.load import loading
-from rocmforge_hip.run import first_prompts
 from rocmforge_hip.run.runner import HipRunner
+from rocmforge_hip.run.trials import first_prompts
 from tests.data.models.tiny_models import TinyModel, by_name, write_model
 from tests.data.models.tiny_recurrent import larger_delta
 from tests.support.hip import fitting

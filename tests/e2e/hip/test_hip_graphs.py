@@ -15,8 +15,9 @@ from rocmforge.errors import BackendError
 from rocmforge.models.lora import AdapterSpec
 from rocmforge_hip.backend import create
 from rocmforge_hip.load import loading
-from rocmforge_hip.run import graph_check
-from rocmforge_hip.run.runner import HipRunner, graph_sizes
+from rocmforge_hip.run.runner import HipRunner
+from rocmforge_hip.run.shapes import graph_sizes
+from rocmforge_hip.run.trials import graph_check
 from tests.backend.driving import GREEDY, Chunk, Driver, Want
 from tests.data.models.tiny_adapters import TinyAdapter, write_adapter
 from tests.data.models.tiny_models import PROMPT, by_name, write_model

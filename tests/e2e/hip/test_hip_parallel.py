@@ -32,7 +32,7 @@ from rocmforge_hip.device.discovery import find_devices
 from rocmforge_hip.device.platform import select_platform
 from rocmforge_hip.parallel import processes
 from rocmforge_hip.parallel.processes import RankFailed
-from rocmforge_hip.run import graph_check
+from rocmforge_hip.run.trials import graph_check
 from tests.backend.driving import Chunk, Driver, Want, make_step
 from tests.data.models.tiny_adapters import TinyAdapter, write_adapter
 from tests.data.models.tiny_encoders import ENCODERS, write_encoder

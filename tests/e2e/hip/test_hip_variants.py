@@ -14,8 +14,8 @@ from rocmforge.backend.step import StepOutput
 from rocmforge_hip.device.kernel import Kernel
 from rocmforge_hip.load import loading
 from rocmforge_hip.ops.step import VARIANTS
-from rocmforge_hip.run import variants
 from rocmforge_hip.run.runner import HipRunner
+from rocmforge_hip.run.trials import variants
 from rocmforge_hip.run.variant_choice import StepVariants
 from tests.backend.driving import Chunk, Driver, Want
 from tests.data.models.tiny_models import PROMPT, by_name, write_model

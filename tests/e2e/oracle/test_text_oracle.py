@@ -42,8 +42,6 @@ LLAMA_CPP_DIFFERS = {"ggml-vocab-deepseek-llm.gguf": "\u3000"}
 # Transformers cannot write a generator as JSON; we make a list of it.
 WE_RENDER_MORE = {("llama-cpp-deepseek-r1.jinja", "tools"), ("llama-cpp-deepseek-r1.jinja", "call")}
 
-MARKUP = re.compile(r"<\|[^|<>\n]*\|>|<｜[^｜\n]*｜>|<BOS>|<EOS>|\[/?[A-Z_]+\]")
-
 
 @cache
 def tokenizer_of(path: Path) -> Tokenizer:

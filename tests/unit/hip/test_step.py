@@ -19,7 +19,7 @@ from rocmforge_hip.ops.step import ListSizes, SamplingNeeds, StepLayout, StepSha
 from rocmforge_hip.ops.step_output import OutputLayout
 from rocmforge_hip.run.checked_drafts import as_decodes
 from rocmforge_hip.run.embeddings import RowStaging
-from rocmforge_hip.run.runner import exact_shape
+from rocmforge_hip.run.shapes import exact_shape
 from tests.backend.driving import Chunk, Want, make_sampling, make_step, with_states
 
 BASE = 1 << 32

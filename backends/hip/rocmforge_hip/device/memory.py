@@ -180,7 +180,7 @@ class HostCopies:
         self._threads = ThreadPoolExecutor(_COPIED_AT_ONCE - 1, "rocmforge-copy")
 
     def copy(self, target: npt.NDArray[Any], source: npt.NDArray[Any]) -> None:
-        """Copies an array over another one of the same shape, `[..., features]`, or its values."""
+        """Copies an array over one of its shape, `[..., features]`, whose type values take."""
         parts = _COPIED_AT_ONCE if target.nbytes >= _COPIED_ALONE else 1
         axis = int(np.argmax(target.shape[:-1]))
         first, *others = zip(

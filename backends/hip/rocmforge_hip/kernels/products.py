@@ -134,7 +134,7 @@ def rf_gemv_deferred(
     normed_q_scale: Pointer,
     squares: Pointer,
 ) -> None:
-    """Adds to the residual what `rf_gemv` makes; who reads the norm of the sum completes it."""
+    """Adds to the residual what `rf_gemv` makes; what reads the norm of the sum completes it."""
 
 
 def rf_gemm_int8(

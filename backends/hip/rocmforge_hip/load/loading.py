@@ -46,13 +46,13 @@ from rocmforge_hip.load.supported import (
 from rocmforge_hip.ops.activations import StepLimits
 from rocmforge_hip.ops.geometry import Geometry, geometry_of
 from rocmforge_hip.ops.sharded import any_rank
-from rocmforge_hip.run.first_prompts import try_prompts
-from rocmforge_hip.run.graph_check import REPORTS, Agree, check_graphs
 from rocmforge_hip.run.pipeline import PIPELINE_DEPTH
 from rocmforge_hip.run.runner import HipRunner
 from rocmforge_hip.run.traffic import StepReads, copy_bandwidth
+from rocmforge_hip.run.trials.first_prompts import try_prompts
+from rocmforge_hip.run.trials.graph_check import REPORTS, Agree, check_graphs
+from rocmforge_hip.run.trials.variants import measure_variants
 from rocmforge_hip.run.variant_choice import ChoiceFile, StepVariants
-from rocmforge_hip.run.variants import measure_variants
 from rocmforge_hip.weights.fitting import fit_tower
 from rocmforge_hip.weights.placement import Planned, PlannedMatrix, plan_weights, storages
 from rocmforge_hip.weights.shard import Shard

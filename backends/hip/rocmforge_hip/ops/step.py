@@ -473,7 +473,7 @@ class StagedRows:
 class StepVariant:
     """Which of several ways a step takes that only decodes.
 
-    Each gives the same bits; which is the fastest depends on the device (`run/variants.py`).
+    Each gives the same bits; which is the fastest depends on the device (`run/trials/variants.py`).
     """
 
     fuses_attention: bool
@@ -481,7 +481,7 @@ class StepVariant:
     norms_products: bool
     """Whether the last block of a product adds it to the residual and norms the sum."""
     defers_norms: bool
-    """Whether a product is added where it is made, and who reads the sum's norm completes that."""
+    """Whether products are added where they are made, and what reads the sum completes its norm."""
     rounds_gated: bool
     """Whether the product with gate and up is rounded to int8 by the launch that makes it."""
 

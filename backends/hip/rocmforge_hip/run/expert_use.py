@@ -18,7 +18,6 @@ _LEAST_SHARE: Final = 0.25
 """An expert takes the seat of another if it was chosen so many times, and this share, more."""
 
 Bools = npt.NDArray[np.bool_]
-Counts = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from rocmforge.backend.arrays import Int32Array, UInt8Array, UInt32Array
 from rocmforge.backend.protocol import RunnerInfo
-from rocmforge.backend.step import MAX_KEPT_STATES, StepCost, StepInput, StepOutput
+from rocmforge.backend.step import StepCost, StepInput, StepOutput
 from rocmforge.backend.windows import WindowGroups, in_own_blocks
 from rocmforge.choices import Switch
 from rocmforge.errors import OutOfMemory
@@ -50,7 +50,6 @@ from rocmforge_hip.ops.step import (
     StepArrays,
     StepLayout,
     StepShape,
-    in_turn,
 )
 from rocmforge_hip.ops.step_output import OutputLayout
 from rocmforge_hip.run.axes import AxisRows
@@ -59,19 +58,13 @@ from rocmforge_hip.run.checked_drafts import as_decodes
 from rocmforge_hip.run.embeddings import RowStaging
 from rocmforge_hip.run.expert_cache import open_expert_cache
 from rocmforge_hip.run.pipeline import Lane, Pipeline
+from rocmforge_hip.run.shapes import StepShapes
 from rocmforge_hip.run.teams import TeamFinder, Teams
 from rocmforge_hip.run.traffic import StepReads
 from rocmforge_hip.run.variant_choice import StepVariants
-from rocmforge_hip.weights.adapters import most_tiles, tile_rows
-from rocmforge_hip.weights.formats import Weight, ceil_div, round_up
+from rocmforge_hip.weights.formats import Weight
 from rocmforge_hip.weights.hosting import HostedLayer
 from rocmforge_hip.weights.products import Product
-
-MIN_GRAPH_BLOCKS: Final = 8
-"""Blocks of the longest sequence that the smallest graphs have room for."""
-_CHECKED_TOKENS: Final = 8
-"""Of graphs that check drafts of models with states, tokens of a sequence: multiples of this."""
-_BUCKETS: Final = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +139,9 @@ class HipRunner:
         self._device = device
         self._open_model: Model | None = model
         self._limits = limits
-        self._sizes = graph_sizes(limits.sequences)
+        self._shapes = StepShapes(
+            limits, predicts=model.config.predicts, has_axes=model.axes is not None
+        )
         self._info = info
         self._windows = windows
         self._teams = TeamFinder(shared_prefix, model.ops.most_of_team)
@@ -323,10 +318,8 @@ class HipRunner:
             self._copies.before_step(step)
         whole, step = step, as_decodes(step, self._limits.sequences)
         needs = SamplingNeeds.of(step.sampling)
-        bucket = self._bucket(step, whole)
-        shape = bucket or exact_shape(
-            step, self._use_of_predictor(step), has_axes=model.axes is not None
-        )
+        bucket = self._shapes.of_graph(step, whole)
+        shape = bucket or self._shapes.exact(step)
         teams = self._teams_of(step)
         shape = replace(shape, has_teams=teams is not None)
         bytes_read = self._reads.of(whole, _saved_tokens(step, whole, teams))
@@ -438,53 +431,6 @@ class HipRunner:
         prepare_predictor(config, weights, ops, step, hidden)  # writes to the place of these
         return forward
 
-    def _bucket(self, step: StepInput, whole: StepInput) -> StepShape | None:
-        """Returns the shape of the graph for a step of decodes, None for any other step.
-
-        Args:
-            step: The step.
-            whole: What it was before `as_decodes`.
-        """
-        count = step.num_sequences
-        if step.num_tokens != count or len(step.logit_rows) != count:
-            return None
-        if step.turns.any():
-            return None  # one launch takes all of a graph
-        if len(step.hidden_ranges) or len(step.embedding_tokens):
-            return None
-        size = self._size_for(count)
-        checked = longest_checked = 0
-        if step is not whole and len(whole.state_reads):
-            checked = self._size_for(whole.num_sequences)
-            longest_checked = _longest_checked(int(np.diff(whole.query_start).max()))
-        blocks = ceil_div(int(step.context_len.max()), BLOCK_TOKENS)
-        most = ceil_div(self._limits.context, BLOCK_TOKENS)
-        blocks = min(max(1 << (blocks - 1).bit_length(), MIN_GRAPH_BLOCKS), most)
-        return StepShape(
-            tokens=size,
-            sequences=size,
-            rows=size,
-            blocks=blocks,
-            decodes=size,
-            prefills=0,
-            longest_prefill=0,
-            lora_tiles=most_tiles(size, self._limits.adapters) if len(step.adapters) else 0,
-            predictor=self._use_of_predictor(step),
-            checked=checked,
-            longest_checked=longest_checked,
-            window_groups=len(step.window_tables),
-            has_axes=self._model.axes is not None,
-        )
-
-    def _size_for(self, sequences: int) -> int:
-        """Returns the sequences of the smallest graph that has room for so many."""
-        return next(size for size in self._sizes if sequences <= size)
-
-    def _use_of_predictor(self, step: StepInput) -> PredictorUse:
-        if not self._model.config.predicts:
-            return PredictorUse.NONE
-        return PredictorUse.DRAFT if step.predicts else PredictorUse.FILL
-
     def _layout(
         self, shape: StepShape, step: StepInput, model: Model, *, is_bucket: bool
     ) -> tuple[StepLayout, StepArrays[DeviceArray]]:
@@ -554,41 +500,3 @@ def _saved_tokens(step: StepInput, whole: StepInput, teams: Teams | None) -> int
         return 0
     read = int(step.context_len.sum(dtype=np.int64)) - teams.saved
     return max(int(whole.context_len.sum(dtype=np.int64)) - read, 0)
-
-
-def _longest_checked(tokens: int) -> int:
-    """Returns the tokens of a sequence that a graph has room for which checks so many of one."""
-    return min(round_up(tokens, _CHECKED_TOKENS), MAX_KEPT_STATES)
-
-
-def graph_sizes(most: int) -> tuple[int, ...]:
-    """Returns the sequences that graphs have room for, ascending, up to the most of a step."""
-    return (*(size for size in _BUCKETS if size < most), most)
-
-
-def exact_shape(
-    step: StepInput, predictor: PredictorUse = PredictorUse.NONE, *, has_axes: bool = False
-) -> StepShape:
-    """Returns the shape without padding, of a step that is not a graph's."""
-    lengths = step.query_start[1:] - step.query_start[:-1]
-    decodes = int((lengths == 1).sum())
-    return StepShape(
-        tokens=step.num_tokens,
-        sequences=step.num_sequences,
-        rows=len(step.logit_rows),
-        # Without columns, there is no cache.
-        blocks=ceil_div(int(step.context_len.max()), BLOCK_TOKENS) if step.block_table.size else 0,
-        decodes=decodes,
-        prefills=int((lengths > 1).sum()),
-        longest_prefill=int(lengths.max()),
-        state_launches=in_turn(step)[1] if len(step.state_reads) else (),
-        lora_tiles=len(tile_rows(step.token_adapters)[0]) if len(step.adapters) else 0,
-        sums=len(step.hidden_ranges),
-        predictor=predictor,
-        window_groups=len(step.window_tables),
-        has_axes=has_axes,
-        has_places=len(step.place_ids) > 0,
-        tile_windows=max(len(step.tile_windows) - 1, 0),
-        longest_window=int(np.diff(step.tile_windows).max(initial=0)),
-        both_ways=len(step.seen_ends) > 0,
-    )

@@ -37,7 +37,8 @@ from rocmforge_hip.ops.geometry import geometry_of
 from rocmforge_hip.ops.sampling.sampler import Sampler
 from rocmforge_hip.ops.step import DeviceStep, ListSizes, SamplingNeeds, StepLayout
 from rocmforge_hip.run.expert_cache import open_expert_cache
-from rocmforge_hip.run.runner import Model, exact_shape
+from rocmforge_hip.run.runner import Model
+from rocmforge_hip.run.shapes import exact_shape
 from rocmforge_hip.run.teams import Teams
 from rocmforge_hip.verify.random_weights import random_tensor
 from rocmforge_hip.weights.formats import ceil_div

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from rocmforge_hip.ops.activations import StepLimits
-from rocmforge_hip.run.graph_check import Agree
 from rocmforge_hip.run.runner import HipRunner
-from rocmforge_hip.run.trial_steps import TrialSteps
+from rocmforge_hip.run.trials.graph_check import Agree
+from rocmforge_hip.run.trials.steps import TrialSteps
 
 MOST_SECONDS: Final = 0.5
 """After which no larger prompt is tried: where steps take as long, a first time adds little."""

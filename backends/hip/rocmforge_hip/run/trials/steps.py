@@ -15,7 +15,8 @@ from rocmforge.backend.step import NO_SLOT, NO_SOURCE, SAMPLE, SamplingBatch, St
 from rocmforge.backend.windows import with_windows
 from rocmforge_hip.device.constants import BLOCK_TOKENS
 from rocmforge_hip.ops.activations import StepLimits
-from rocmforge_hip.run.runner import MIN_GRAPH_BLOCKS, HipRunner, graph_sizes
+from rocmforge_hip.run.runner import HipRunner
+from rocmforge_hip.run.shapes import MIN_GRAPH_BLOCKS, graph_sizes
 
 TURNS: Final = 3
 """Different steps of each case."""

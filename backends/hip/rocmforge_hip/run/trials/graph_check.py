@@ -17,7 +17,7 @@ from typing import Final
 from rocmforge.backend.step import StepOutput
 from rocmforge_hip.ops.activations import StepLimits
 from rocmforge_hip.run.runner import HipRunner
-from rocmforge_hip.run.trial_steps import TURNS, TrialCase, TrialSteps, difference_of
+from rocmforge_hip.run.trials.steps import TURNS, TrialCase, TrialSteps, difference_of
 
 REPORTS: Final = (
     "https://github.com/ROCm/hip/issues/3887",  # gfx1201, graphs of about 200 kernels or more

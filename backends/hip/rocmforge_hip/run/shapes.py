@@ -1,0 +1,125 @@
+"""The shapes of steps: those of graphs that have room for them, or their own."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from rocmforge.backend.step import MAX_KEPT_STATES, StepInput
+from rocmforge_hip.device.constants import BLOCK_TOKENS
+from rocmforge_hip.ops.activations import StepLimits
+from rocmforge_hip.ops.step import PredictorUse, StepShape, in_turn
+from rocmforge_hip.weights.adapters import most_tiles, tile_rows
+from rocmforge_hip.weights.formats import ceil_div, round_up
+
+MIN_GRAPH_BLOCKS: Final = 8
+"""Blocks of the longest sequence that the smallest graphs have room for."""
+_CHECKED_TOKENS: Final = 8
+"""Of graphs that check drafts of models with states, tokens of a sequence: multiples of this."""
+_BUCKETS: Final = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+
+
+class StepShapes:
+    """Finds the shapes of the steps of a model.
+
+    Args:
+        limits: Of a step.
+        predicts: Whether the model has a predictor.
+        has_axes: Whether its positions have axes.
+    """
+
+    def __init__(self, limits: StepLimits, *, predicts: bool, has_axes: bool) -> None:
+        self._limits = limits
+        self._sizes = graph_sizes(limits.sequences)
+        self._predicts = predicts
+        self._has_axes = has_axes
+
+    def exact(self, step: StepInput) -> StepShape:
+        """Returns the shape of a step that is not a graph's, without padding."""
+        return exact_shape(step, self._predictor(step), has_axes=self._has_axes)
+
+    def of_graph(self, step: StepInput, whole: StepInput) -> StepShape | None:
+        """Returns the shape of the graph for a step of decodes, None for any other step.
+
+        Args:
+            step: The step.
+            whole: What it was before `as_decodes`.
+        """
+        count = step.num_sequences
+        if step.num_tokens != count or len(step.logit_rows) != count:
+            return None
+        if step.turns.any():
+            return None  # one launch takes all of a graph
+        if len(step.hidden_ranges) or len(step.embedding_tokens):
+            return None
+        size = self._size_for(count)
+        checked = longest_checked = 0
+        if step is not whole and len(whole.state_reads):
+            checked = self._size_for(whole.num_sequences)
+            longest_checked = _longest_checked(int(np.diff(whole.query_start).max()))
+        blocks = ceil_div(int(step.context_len.max()), BLOCK_TOKENS)
+        most = ceil_div(self._limits.context, BLOCK_TOKENS)
+        blocks = min(max(1 << (blocks - 1).bit_length(), MIN_GRAPH_BLOCKS), most)
+        return StepShape(
+            tokens=size,
+            sequences=size,
+            rows=size,
+            blocks=blocks,
+            decodes=size,
+            prefills=0,
+            longest_prefill=0,
+            lora_tiles=most_tiles(size, self._limits.adapters) if len(step.adapters) else 0,
+            predictor=self._predictor(step),
+            checked=checked,
+            longest_checked=longest_checked,
+            window_groups=len(step.window_tables),
+            has_axes=self._has_axes,
+        )
+
+    def _size_for(self, sequences: int) -> int:
+        """Returns the sequences of the smallest graph that has room for so many."""
+        return next(size for size in self._sizes if sequences <= size)
+
+    def _predictor(self, step: StepInput) -> PredictorUse:
+        if not self._predicts:
+            return PredictorUse.NONE
+        return PredictorUse.DRAFT if step.predicts else PredictorUse.FILL
+
+
+def _longest_checked(tokens: int) -> int:
+    """Returns the tokens of a sequence that a graph has room for which checks so many of one."""
+    return min(round_up(tokens, _CHECKED_TOKENS), MAX_KEPT_STATES)
+
+
+def graph_sizes(most: int) -> tuple[int, ...]:
+    """Returns the sequences that graphs have room for, ascending, up to the most of a step."""
+    return (*(size for size in _BUCKETS if size < most), most)
+
+
+def exact_shape(
+    step: StepInput, predictor: PredictorUse = PredictorUse.NONE, *, has_axes: bool = False
+) -> StepShape:
+    """Returns the shape without padding, of a step that is not a graph's."""
+    lengths = step.query_start[1:] - step.query_start[:-1]
+    decodes = int((lengths == 1).sum())
+    return StepShape(
+        tokens=step.num_tokens,
+        sequences=step.num_sequences,
+        rows=len(step.logit_rows),
+        # Without columns, there is no cache.
+        blocks=ceil_div(int(step.context_len.max()), BLOCK_TOKENS) if step.block_table.size else 0,
+        decodes=decodes,
+        prefills=int((lengths > 1).sum()),
+        longest_prefill=int(lengths.max()),
+        state_launches=in_turn(step)[1] if len(step.state_reads) else (),
+        lora_tiles=len(tile_rows(step.token_adapters)[0]) if len(step.adapters) else 0,
+        sums=len(step.hidden_ranges),
+        predictor=predictor,
+        window_groups=len(step.window_tables),
+        has_axes=has_axes,
+        has_places=len(step.place_ids) > 0,
+        tile_windows=max(len(step.tile_windows) - 1, 0),
+        longest_window=int(np.diff(step.tile_windows).max(initial=0)),
+        both_ways=len(step.seen_ends) > 0,
+    )
