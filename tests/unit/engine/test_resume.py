@@ -24,8 +24,8 @@ from rocmforge.engine.ipc.params import (
 from rocmforge.engine.ipc.status import EngineState
 from rocmforge.errors import EngineDied
 from tests.data.models.tiny_models import by_name, write_model
+from tests.support import engine_client as live
 from tests.support.fake_backend import FakeConfig, continuation
-from tests.unit.engine.client import test_client as live
 from tests.unit.engine.constraint.test_grammar import LETTERS, bench
 from tests.unit.engine.constraint.test_thinking import BEGIN, END
 from tests.unit.engine.helpers import Bench, request

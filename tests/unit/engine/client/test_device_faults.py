@@ -26,8 +26,8 @@ from rocmforge.sensors.kernel_log import KernelEvent
 from rocmforge.sensors.watch import DeviceWatch
 from tests.api.fake_engine import make_model
 from tests.support.device_tree import GIB, DeviceTree
+from tests.support.engine_client import PROMPT, config, read, run, submit, tokens
 from tests.support.fake_backend import BUS_ID, continuation
-from tests.unit.engine.client.test_client import PROMPT, config, read, run, submit, tokens
 
 pytestmark = pytest.mark.slow
 
