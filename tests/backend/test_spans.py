@@ -18,17 +18,9 @@ from tests.backend.conftest import Load
 from tests.data.models.tiny_models import MODELS, PROMPT, by_name, write_model
 from tests.support.options import SMALL
 from tests.support.runners import load_reference
-from tests.support.spans import answers, begun_with, embedded, image, prompt_of
+from tests.support.spans import PLACES, PROMPTS, answers, begun_with, embedded, image, prompt_of
 
 SAMPLING = SamplingParams(max_tokens=40, temperature=0.0, num_logprobs=2)
-# Two begin alike for more than a block; together they are preempted where there are few blocks.
-PROMPTS = (PROMPT[:34], PROMPT[7:9], PROMPT[20:39], PROMPT[:38])
-PLACES = (
-    [range(3, 21), range(21, 30)],
-    [range(2)],
-    [range(1)],
-    [range(3, 21), range(21, 30), range(37, 38)],
-)
 
 
 @pytest.mark.parametrize(

@@ -14,11 +14,19 @@ from rocmforge.engine.ipc.params import SamplingParams, TokenLogprob
 from rocmforge.engine.ipc.prompt import EmbeddingSpan, Prompt, TokenSpan, embedding_span, token_span
 from rocmforge.engine.ipc.status import EngineStats
 from rocmforge_reference.ops import rms_norm
-from tests.data.models.tiny_models import TinyModel, hf_weights
+from tests.data.models.tiny_models import PROMPT, TinyModel, hf_weights
 from tests.support.core import make_core, reports
 from tests.support.fake_backend import HIDDEN_SIZE
 
 PLACEHOLDER = 2
+# Two begin alike for more than a block; together they are preempted where there are few blocks.
+PROMPTS = (PROMPT[:34], PROMPT[7:9], PROMPT[20:39], PROMPT[:38])
+PLACES = (
+    [range(3, 21), range(21, 30)],
+    [range(2)],
+    [range(1)],
+    [range(3, 21), range(21, 30), range(37, 38)],
+)
 
 
 def image(number: int, count: int, placeholder: int = PLACEHOLDER) -> EmbeddingSpan:

@@ -12,6 +12,8 @@ import ctypes
 import json
 import sys
 import tempfile
+from collections.abc import Callable, Mapping
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -81,17 +83,17 @@ def decode(context: Any, tokens: list[int], start: int, vocab_size: int) -> npt.
     return np.asarray(found - np.log(np.exp(found).sum(axis=1, keepdims=True)))
 
 
-def main() -> None:
-    wanted = sys.argv[1:] or [model.name for model in MODELS]
-    goldens = json.loads(GOLDENS.read_text()) if GOLDENS.exists() else {}
+def record(path: Path, makers: Mapping[str, Callable[[], object]]) -> None:
+    """Writes what is made for each name of the command line, or for all; keeps that of others."""
+    wanted = sys.argv[1:] or [*makers]
+    goldens = json.loads(path.read_text()) if path.exists() else {}
     llama_cpp.llama_backend_init()
-    goldens |= {model.name: golden(model) for model in MODELS if model.name in wanted}
+    goldens |= {name: make() for name, make in makers.items() if name in wanted}
     goldens["about"] = {"llama-cpp-python": llama_cpp.__version__}
-    names = ["about", *(model.name for model in MODELS)]
-    lines = [f"{json.dumps(name)}: {json.dumps(goldens[name])}" for name in names]
-    GOLDENS.write_text("{\n" + ",\n".join(lines) + "\n}\n")
-    print(f"{GOLDENS}: {GOLDENS.stat().st_size} bytes")
+    lines = [f"{json.dumps(name)}: {json.dumps(goldens[name])}" for name in ("about", *makers)]
+    path.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+    print(f"{path}: {path.stat().st_size} bytes")
 
 
 if __name__ == "__main__":
-    main()
+    record(GOLDENS, {model.name: partial(golden, model) for model in MODELS})

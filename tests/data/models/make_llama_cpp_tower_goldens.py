@@ -9,10 +9,9 @@ repository, with llama-cpp-python 0.3.36 installed, for all models or those that
 from __future__ import annotations
 
 import ctypes
-import json
-import sys
 import tempfile
 from contextlib import ExitStack
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ from tests.data.models.llama_cpp_towers import (
     ROWS,
     write_for_llama_cpp,
 )
-from tests.data.models.make_llama_cpp_goldens import context_parameters, decode
+from tests.data.models.make_llama_cpp_goldens import context_parameters, decode, record
 from tests.data.models.tiny_pixtral import BREAK
 from tests.data.models.tiny_towers import PARTS, TinyTower, hf_weights, pixels
 
@@ -139,17 +138,5 @@ def rounded(values: npt.NDArray[np.float32]) -> list[float]:
     return [float(f"{value:.5g}") for value in values]
 
 
-def main() -> None:
-    wanted = sys.argv[1:] or [model.name for model in MODELS]
-    goldens = json.loads(GOLDENS.read_text()) if GOLDENS.exists() else {}
-    llama_cpp.llama_backend_init()
-    goldens |= {model.name: golden(model) for model in MODELS if model.name in wanted}
-    goldens["about"] = {"llama-cpp-python": llama_cpp.__version__}
-    names = ["about", *(model.name for model in MODELS)]
-    lines = [f"{json.dumps(name)}: {json.dumps(goldens[name])}" for name in names]
-    GOLDENS.write_text("{\n" + ",\n".join(lines) + "\n}\n")
-    print(f"{GOLDENS}: {GOLDENS.stat().st_size} bytes")
-
-
 if __name__ == "__main__":
-    main()
+    record(GOLDENS, {model.name: partial(golden, model) for model in MODELS})

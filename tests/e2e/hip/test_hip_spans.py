@@ -28,17 +28,9 @@ from tests.support.loading import load_file
 from tests.support.options import SMALL
 from tests.support.requests import asked
 from tests.support.runners import load_hip
-from tests.support.spans import answers, begun_with, embedded
+from tests.support.spans import PLACES, PROMPTS, answers, begun_with, embedded
 
 SAMPLING = SamplingParams(max_tokens=32, temperature=0.0, num_logprobs=2)
-# Two begin alike for more than a block; together they are preempted where there are few blocks.
-PROMPTS = (PROMPT[:34], PROMPT[7:9], PROMPT[20:39], PROMPT[:38])
-PLACES = (
-    [range(3, 21), range(21, 30)],
-    [range(2)],
-    [range(1)],
-    [range(3, 21), range(21, 30), range(37, 38)],
-)
 TIMEOUT_S = 120.0  # for what takes a few seconds on an idle machine
 
 

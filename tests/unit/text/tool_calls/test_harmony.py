@@ -15,10 +15,8 @@ from hypothesis import strategies as st
 from rocmforge.engine.constraint.grammar import Grammars
 from rocmforge.engine.ipc.params import TokenPieces
 from rocmforge.text.output.grammar import Schema, find_problem
-from rocmforge.text.output.reasoning import Reasoning
 from rocmforge.text.tool_calls import (
     FORMATS,
-    CallArguments,
     CallBegin,
     HarmonyFormat,
     spelled,
@@ -26,6 +24,7 @@ from rocmforge.text.tool_calls import (
 )
 from rocmforge.text.tool_calls.harmony import MARKS
 from tests.api.harmony import harmony_text
+from tests.support.tool_calls import read_pieces
 
 SCHEMAS: dict[str, Schema] = {"f": {"type": "object"}, "get_weather": {"type": "object"}}
 GOLDENS = json.loads((Path(__file__).parents[3] / "data/text/harmony.json").read_text())
@@ -44,21 +43,7 @@ def read(pieces: list[str], begun: str = "") -> Outcome:
     """Reasoning, text and calls of an answer whose marks are already as the parser gets them."""
     parser = FORMATS["harmony"].parser(SCHEMAS, None)
     parser.push(begun)
-    thoughts, text = "", ""
-    calls: list[tuple[str, str]] = []
-    for item in [item for piece in pieces for item in parser.push(piece)] + parser.finish():
-        match item:
-            case Reasoning():
-                thoughts += item.text
-            case str():
-                text += item
-            case CallBegin():
-                assert item.index == len(calls)
-                calls.append((item.name, ""))
-            case CallArguments():
-                name, arguments = calls[item.index]
-                calls[item.index] = (name, arguments + item.text)
-    return thoughts, text, calls
+    return read_pieces(parser, pieces)
 
 
 THINK = "<|channel|>analysis<|message|>Hm.<|end|>"

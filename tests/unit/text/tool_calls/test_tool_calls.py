@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from rocmforge.settings import Settings
 from rocmforge.text.tool_calls import FORMATS, CallArguments, CallBegin, format_for
-from tests.support.tool_calls import SCHEMAS, shown
+from tests.support.tool_calls import SCHEMAS, read_pieces, shown
 
 Outcome = tuple[str, list[tuple[str, str]]]
 
@@ -21,20 +21,7 @@ Outcome = tuple[str, list[tuple[str, str]]]
 def read(form: str, pieces: list[str], max_calls: int | None = None) -> Outcome:
     """All text, and all calls."""
     parser = FORMATS[form].parser(SCHEMAS, max_calls)
-    said = [item for piece in pieces for item in parser.push(piece)] + parser.finish()
-    text = ""
-    calls: list[tuple[str, str]] = []
-    for item in said:
-        match item:
-            case str():
-                text += item
-            case CallBegin():
-                assert item.index == len(calls)
-                calls.append((item.name, ""))
-            case CallArguments():
-                name, arguments = calls[item.index]
-                assert item.index == len(calls) - 1
-                calls[item.index] = (name, arguments + item.text)
+    _, text, calls = read_pieces(parser, pieces)
     return text, calls
 
 
