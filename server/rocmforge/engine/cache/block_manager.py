@@ -7,6 +7,7 @@ from functools import partial
 
 from rocmforge.backend.step import NO_SLOT
 from rocmforge.engine.cache.blocks import BlockAllocator
+from rocmforge.engine.cache.recent_keys import RecentKeys
 from rocmforge.engine.cache.state_keeper import StateKeeper
 from rocmforge.engine.cache.tiers.tiers import Arrival, CacheTiers
 from rocmforge.engine.cache.tiers.worth import ComputeNs, worth_restoring
@@ -65,6 +66,7 @@ class BlockManager:
         self._tiers = tiers
         self._block_size = block_size
         self._keeps_prefixes = keeps_prefixes
+        self._recent = RecentKeys()
         self._states: StateKeeper | None = None
         if num_slots:
             self._states = StateKeeper(
@@ -150,18 +152,14 @@ class BlockManager:
         if self._windows is not None:
             cached = cached[: self._windows.reach(seq, len(cached))]
             of_windows = self._windows.blocks_for(seq)
-        for block in cached:
-            self._allocator.share(block)
+        self._allocator.share(cached)
         fresh = -(-end // self._block_size) - len(cached)
         if self._num_free < fresh + of_windows + reserve:
             self._allocator.release(cached)
             return False
         if self._windows is not None:  # before what it has found is given away
             self._windows.begin(seq, len(cached), parting // self._block_size)
-        for block in cached:
-            seq.hold(block)
-        for _ in range(fresh):
-            seq.hold(self._allocator.allocate())
+        seq.hold(*cached, *(self._allocator.allocate() for _ in range(fresh)))
         if states is not None:
             states.begin(seq, snapshot, parting)
         seq.num_published = len(cached)
@@ -203,8 +201,7 @@ class BlockManager:
         if goal == first:
             return False
         held = cached[:goal]
-        for block in held:
-            self._allocator.share(block)
+        self._allocator.share(held)
         arrival = None
         if self._allocator.num_free >= missing + reserve:
             arrival = self._bring(seq, start, goal, gain=(goal - first) * size)
@@ -337,6 +334,7 @@ class BlockManager:
     def release(self, seq: Sequence) -> None:
         """Takes back all that a sequence holds; what is in its blocks can be found still."""
         self.publish(seq)
+        self._recent.keep(seq)
         self._allocator.release(seq.blocks)
         if self._windows is not None:
             self._windows.end(seq)
@@ -357,8 +355,14 @@ class BlockManager:
 
     def _find_prefix(self, seq: Sequence, reusable: int) -> list[int]:
         """Finds blocks that hold the beginning of the sequence, within `reusable` tokens."""
-        blocks: list[int] = []
-        for i in range(reusable // self._block_size if self._keeps_prefixes else 0):
+        if not self._keeps_prefixes:
+            return []
+        self._recent.recall(seq)
+        count = reusable // self._block_size
+        blocks = self._allocator.find_all(seq.keys[:count])
+        if len(blocks) < len(seq.keys):
+            return blocks
+        for i in range(len(blocks), count):
             block = self._allocator.find(seq.block_key(i))
             if block is None:
                 break

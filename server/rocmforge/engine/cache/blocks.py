@@ -78,15 +78,21 @@ class BlockAllocator:
         """Finds the block that holds a prefix; it stays as it is until `share` takes it."""
         return self._index.find(key)
 
+    def find_all(self, keys: Sequence[BlockKey]) -> list[int]:
+        """Finds the blocks of the first keys, up to one that there is no block of."""
+        return self._index.find_all(keys)
+
     def holds(self, key: BlockKey) -> bool:
         """Returns whether a block with that content can be found."""
         return self._index.find(key) is not None
 
-    def share(self, block: int) -> None:
-        """Adds a reference to a block that `find` returned."""
-        if self._counts[block] == 0:
-            del self._cached[block]
-        self._counts[block] += 1
+    def share(self, blocks: Iterable[int]) -> None:
+        """Adds a reference to blocks that were found."""
+        counts = self._counts
+        for block in blocks:
+            if counts[block] == 0:
+                del self._cached[block]
+            counts[block] += 1
 
     def publish(self, block: int, key: BlockKey) -> None:
         """Makes a full block findable by its content."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Sequence, Set
 
 from rocmforge.engine.sequence.block_keys import BlockKey
 
@@ -25,6 +25,12 @@ class PrefixIndex:
     def find(self, key: BlockKey) -> int | None:
         """Returns the block with that content, if any."""
         return self._block_of.get(key)
+
+    def find_all(self, keys: Sequence[BlockKey]) -> list[int]:
+        """Returns the blocks with the contents of the first keys, up to one that has none."""
+        blocks = list(map(self._block_of.get, keys))
+        end = blocks.index(None) if None in blocks else len(blocks)
+        return [block for block in blocks[:end] if block is not None]
 
     def __contains__(self, block: int) -> bool:
         return block in self._key_of

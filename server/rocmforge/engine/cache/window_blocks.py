@@ -110,7 +110,7 @@ class WindowBlocks:
             blocks = self._find(seq, block)
             assert blocks is not None, "somebody has looked for it before"
             for each in blocks:
-                self._allocator.share(each)
+                self._allocator.share((each,))
             windows.tables[:, block] = blocks
         self._num_used += self._allocator.num_used - before
 

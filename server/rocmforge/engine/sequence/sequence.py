@@ -153,7 +153,7 @@ class Sequence:
         self.states: SequenceStates | None = None  # while it runs, if the model has states
         self.windows: SequenceWindows | None = None  # the same, if layers release blocks
         self.num_published = 0  # blocks offered to the prefix index
-        self._keys: list[BlockKey] = []
+        self.keys: list[BlockKey] = []  # of its first blocks, as far as they were asked for
 
         self.stop_ids = frozenset(sampling.stop_token_ids) | (
             frozenset() if sampling.ignore_eos else frozenset(request.eos_ids)
@@ -217,10 +217,11 @@ class Sequence:
         held: list[int] = self.block_ids[: self.num_blocks].tolist()
         return held
 
-    def hold(self, block: int) -> None:
-        """Appends a block to the table."""
-        self.block_ids[self.num_blocks] = block
-        self.num_blocks += 1
+    def hold(self, *blocks: int) -> None:
+        """Appends blocks to the table."""
+        end = self.num_blocks + len(blocks)
+        self.block_ids[self.num_blocks : end] = blocks
+        self.num_blocks = end
 
     def drop_cache(self) -> None:
         """Forgets all blocks and everything computed."""
@@ -232,14 +233,16 @@ class Sequence:
     def block_key(self, block: int) -> BlockKey:
         """Returns the key of the block-th block, all of whose tokens are known."""
         size = self.block_size
-        for i in range(len(self._keys), block + 1):
-            parent = self._keys[-1] if self._keys else self._root_key()
+        for i in range(len(self.keys), block + 1):
+            parent = self.keys[-1] if self.keys else self.root_key
             start, end = i * size, (i + 1) * size
             rows = b"" if self.embeddings is None else self.embeddings.identity(start, end)
-            self._keys.append(chain_key(parent, self.tokens[start:end], rows))
-        return self._keys[block]
+            self.keys.append(chain_key(parent, self.tokens[start:end], rows))
+        return self.keys[block]
 
-    def _root_key(self) -> BlockKey:
+    @property
+    def root_key(self) -> BlockKey:
+        """The key that stands before its first block."""
         sampling = self.sampling
         return root_key(sampling.adapter, self.request.share, sampling.cache_salt)
 

@@ -39,8 +39,7 @@ class AllocatorMachine(RuleBasedStateMachine):
                 break
             assert self.memory[block] == content[:end], "found content that was overwritten"
             table.append(block)
-        for block in table:
-            self.allocator.share(block)
+        self.allocator.share(table)
         if self.allocator.num_free < len(content) - len(table):
             self.allocator.release(table)
             return
@@ -115,7 +114,7 @@ def test_the_prefix_used_last_is_evicted_last() -> None:
     allocator.publish(blocks[1], new)
     allocator.release([blocks[0]])
     allocator.release([blocks[1]])
-    allocator.share(blocks[0])
+    allocator.share(blocks[:1])
     allocator.release([blocks[0]])
     allocator.allocate()
     assert allocator.find(old) == blocks[0]
