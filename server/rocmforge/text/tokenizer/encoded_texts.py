@@ -17,8 +17,10 @@ from hashlib import blake2b
 from threading import Lock
 from typing import Final
 
-LEAST: Final = 512
-"""Characters of a text that is remembered; others take no longer to tokenise than to find."""
+LEAST: Final = 64
+"""Characters of a text that is remembered; others take hardly longer to tokenise than to find."""
+ENTRY: Final = 64
+"""Tokens that take as much memory as what a text takes beside its own."""
 _MOST_TOKENS: Final = 1 << 22  # 16 MiB
 
 
@@ -28,7 +30,7 @@ class EncodedTexts:
     Safe to use from several threads.
 
     Args:
-        most_tokens: of all texts together.
+        most_tokens: of all texts together, each with `ENTRY` more than it has.
     """
 
     def __init__(self, most_tokens: int = _MOST_TOKENS) -> None:
@@ -56,15 +58,15 @@ class EncodedTexts:
 
     def keep(self, key: bytes, ids: list[int]) -> None:
         """Keeps ids under a key, unless they are more than all may be."""
-        if len(ids) > self._most:
+        if len(ids) + ENTRY > self._most:
             return
         with self._lock:
             before = self._ids.pop(key, None)
-            self._num_tokens += len(ids) - (0 if before is None else len(before))
+            self._num_tokens += len(ids) - (-ENTRY if before is None else len(before))
             self._ids[key] = array("i", ids)
             while self._num_tokens > self._most:
                 _, oldest = self._ids.popitem(last=False)
-                self._num_tokens -= len(oldest)
+                self._num_tokens -= len(oldest) + ENTRY
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rocmforge.text.tokenizer.encoded_texts import LEAST, EncodedTexts
+from rocmforge.text.tokenizer.encoded_texts import ENTRY, LEAST, EncodedTexts
 from rocmforge.text.tokenizer.tokenizer import Tokenizer
 from tests.support.vision import vision_text
 
@@ -67,7 +67,7 @@ def test_another_one_finds_nothing(other: bytes, tokenised: list[str]) -> None:
 
 
 def test_what_was_not_used_for_longest_is_given_up(tokenised: list[str]) -> None:
-    many = len(encode(END + LONG))
+    many = len(encode(END + LONG)) + ENTRY
     texts = EncodedTexts(3 * many)
     for text in ("a", "b", "a", "c", "d"):  # a is younger than b
         encode(END + text + LONG[1:], texts)
@@ -77,5 +77,6 @@ def test_what_was_not_used_for_longest_is_given_up(tokenised: list[str]) -> None
     assert not tokenised
     encode(END + "b" + LONG[1:], texts)
     assert len(tokenised) == 1
-    encode(END + 4 * LONG, texts)  # more than there is room for
+    encode(END + 40 * LONG, texts)  # more than there is room for
     assert texts._num_tokens <= 3 * many
+    assert texts._num_tokens == sum(len(ids) + ENTRY for ids in texts._ids.values())
