@@ -1,9 +1,9 @@
-"""A backend that answers at once, and an oracle for everything the engine does.
+"""A backend that answers at once, and notices what an engine does wrong.
 
 Its "model" hashes the whole context of a token, which it reads back through the block table from
 a paged cache of token ids. A wrong token, position, slot, block or source row changes what
-follows, and `continuation` says what should have followed. What can be checked within a step is
-checked there; `FakeMistake` names what is wrong.
+follows, and `continuation` (`fake_model`) says what should have followed. What can be checked
+within a step is checked there; `FakeMistake` names what is wrong.
 
 For `--backend`: `tests.support.fake_backend:create`, or one of
 
@@ -27,10 +27,9 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
@@ -52,101 +51,29 @@ from rocmforge.backend.step import (
     StepInput,
     StepOutput,
 )
-from rocmforge.engine.ipc.prompt import EmbeddingSpan, Prompt
 from rocmforge.errors import BackendError, UnsupportedArchitecture
 from rocmforge.models.checkpoint import Checkpoint
+from tests.support.fake_model import (
+    HIDDEN_SIZE,
+    NO_TOKEN,
+    adapter_seeds,
+    context_sums,
+    hidden_of,
+    logprob,
+    mix,
+    numbers_of,
+)
 
 BUS_ID = "0000:03:00.0"
 DEVICE = DeviceInfo(
     index=0, name="fake device", target="fake", memory_total=1 << 30, memory_free=1 << 30
 )
-HIDDEN_SIZE = 6
 STATE_BYTES = 16
 """Of a state: the number of its tokens and their checksum."""
-_MULTIPLIER = np.uint64(6364136223846793005)
-_NO_TOKEN = 1 << 30  # and more: a row of embeddings
-_WEIGHTS: UInt64Array = np.cumprod(np.full(1 << 16, _MULTIPLIER, np.uint64), dtype=np.uint64)
 
 
 class FakeMistake(AssertionError):
     """The engine submitted a step that contradicts itself or what is in the cache."""
-
-
-def _mix(state: UInt64Array) -> UInt64Array:
-    """The finaliser of SplitMix64: spreads every input bit over the output."""
-    state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return state ^ (state >> np.uint64(31))
-
-
-def _context_sums(tokens: npt.NDArray[np.signedinteger]) -> UInt64Array:
-    """Checksum of all tokens up to and with each place, [..., N] to [..., N]."""
-    weighted = (tokens.astype(np.uint64) + np.uint64(1)) * _WEIGHTS[: tokens.shape[-1]]
-    return np.cumsum(weighted, axis=-1, dtype=np.uint64)
-
-
-def contents(prompt: Prompt) -> list[int]:
-    """What the cache holds of a prompt: its tokens, and numbers of its rows of embeddings."""
-    found: list[int] = []
-    for span in prompt.spans:
-        found += _numbers_of(span.values) if isinstance(span, EmbeddingSpan) else span.ids
-    return found
-
-
-def _numbers_of(rows: Float32Array) -> list[int]:
-    """A number for each row that is no token, [E]."""
-    return [_NO_TOKEN | crc32(row.tobytes()) & (_NO_TOKEN - 1) for row in rows]
-
-
-def _adapter_seeds(adapters: Int32Array) -> UInt64Array:
-    """What adapters add to the seeds; 0 for none."""
-    return _mix((adapters + 1).astype(np.uint64))
-
-
-def _logprob(state: UInt64Array, token: Int32Array) -> npt.NDArray[np.float32]:
-    """A made-up log-probability of a token after a context; exact in float32."""
-    mixed = _mix(state + token.astype(np.uint64) * _MULTIPLIER)
-    return -((mixed % np.uint64(4096)).astype(np.float32)) / np.float32(256)
-
-
-def continuation(
-    prompt: Sequence[int],
-    count: int,
-    *,
-    vocab_size: int = 1000,
-    seed: int = 0,
-    forbidden: Sequence[int] = (),
-    adapter: int = NO_ADAPTER,
-) -> list[int]:
-    """The `count` tokens that follow `prompt`. `seed` counts for temperature above 0 only.
-
-    For a prompt with embeddings, `contents` says what to give.
-    """
-    seed ^= int(_adapter_seeds(np.array([adapter], np.int32))[0])
-    tokens = list(prompt)
-    for _ in range(count):
-        state = _mix(_context_sums(np.array(tokens, np.int32))[-1:]) ^ np.uint64(seed)
-        token = int(_mix(state)[0] % np.uint64(vocab_size))
-        while token in forbidden:
-            token = (token + 1) % vocab_size
-        tokens.append(token)
-    return tokens[len(prompt) :]
-
-
-def hidden_states(tokens: npt.NDArray[np.signedinteger]) -> npt.NDArray[np.float32]:
-    """Made-up hidden states after each token of a context, [N, HIDDEN_SIZE]; whole numbers."""
-    return _hidden(_mix(_context_sums(tokens)))
-
-
-def _hidden(states: UInt64Array) -> npt.NDArray[np.float32]:
-    shifts = np.arange(HIDDEN_SIZE, dtype=np.uint64) * np.uint64(8)
-    return ((states[:, None] >> shifts) % np.uint64(256)).astype(np.float32) - np.float32(128)
-
-
-def prompt_logprobs(prompt: Sequence[int]) -> list[float]:
-    """Log-probabilities of prompt tokens 1 and following."""
-    tokens = np.array(prompt, np.int32)
-    return [float(x) for x in _logprob(_mix(_context_sums(tokens[:-1])), tokens[1:])]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -433,9 +360,9 @@ class FakeRunner:
         token_ids = step.token_ids.copy()
         # After a NaN the source is -1: any token will do, the engine drops what comes of it.
         token_ids[~known] = np.maximum(self._previous[step.token_source[~known]], 0)
-        self._require(bool(((token_ids >= 0) & (token_ids < _NO_TOKEN)).all()), "token ids")
+        self._require(bool(((token_ids >= 0) & (token_ids < NO_TOKEN)).all()), "token ids")
         for tokens, pieces in step.embedded:
-            token_ids[tokens] = _numbers_of(pieces)
+            token_ids[tokens] = numbers_of(pieces)
         adapters = np.repeat(self._adapters_of(step), np.diff(step.query_start))
         for group, written in enumerate((step.slot_mapping, *step.window_slots)):
             self._tokens[written] = token_ids
@@ -445,10 +372,10 @@ class FakeRunner:
         context = self._read_cache(step)
         self._check_windows(step, context)
         rows = step.sampling
-        sums = _context_sums(context)
+        sums = context_sums(context)
         self._advance_states(step, sums)
         owners = np.searchsorted(step.query_start, step.logit_rows, side="right") - 1
-        states = _mix(sums[owners, step.positions[step.logit_rows]])
+        states = mix(sums[owners, step.positions[step.logit_rows]])
         ids = np.where(rows.target_ids == SAMPLE, self._draw(step, states), rows.target_ids)
         self._check_seen(step, known, context, owners)
         if self._config.nan_token is not None:
@@ -459,9 +386,9 @@ class FakeRunner:
         return StepOutput(
             step_id=step.step_id,
             token_ids=ids,
-            logprobs=_logprob(states, ids) if num_top >= 0 else None,
+            logprobs=logprob(states, ids) if num_top >= 0 else None,
             top_ids=tops if num_top > 0 else None,
-            top_logprobs=_logprob(states[:, None], tops) if num_top > 0 else None,
+            top_logprobs=logprob(states[:, None], tops) if num_top > 0 else None,
             device_ns=self._config.step_ns + step.num_tokens * self._config.token_ns,
             cost=self._cost(step),
             hidden=self._sum_hidden(step, sums),
@@ -493,7 +420,7 @@ class FakeRunner:
         totals = []
         for owner, (first, end) in zip(owners[:, 0], step.hidden_ranges, strict=True):
             self._require(first < end <= step.query_start[owner + 1], "a range of one sequence")
-            states = _hidden(_mix(sums[owner, step.positions[first:end]]))
+            states = hidden_of(mix(sums[owner, step.positions[first:end]]))
             totals.append(states.sum(axis=0))
         return np.stack(totals)
 
@@ -543,8 +470,8 @@ class FakeRunner:
         rows, vocab_size = step.sampling, self._config.vocab_size
         seeds = np.where(rows.temperature > 0, rows.seed, np.uint64(0))
         owners = np.searchsorted(step.query_start, step.logit_rows, side="right") - 1
-        seeds ^= _adapter_seeds(self._adapters_of(step)[owners])
-        drawn = (_mix(states ^ seeds) % np.uint64(vocab_size)).astype(np.int32)
+        seeds ^= adapter_seeds(self._adapters_of(step)[owners])
+        drawn = (mix(states ^ seeds) % np.uint64(vocab_size)).astype(np.int32)
         if self._config.wrong_one_in is not None:
             wrong = states % np.uint64(self._config.wrong_one_in) == 0
             drawn[wrong] = (drawn[wrong] + 1) % vocab_size
@@ -573,7 +500,7 @@ class FakeRunner:
         for row in np.flatnonzero(np.diff(rows.seen_offsets)).tolist():
             length = int(rows.position[row]) - int(not known[step.logit_rows[row]])
             expected = {
-                token for token in context[owners[row], :length].tolist() if token < _NO_TOKEN
+                token for token in context[owners[row], :length].tolist() if token < NO_TOKEN
             }
             seen = rows.seen_tokens[rows.seen_offsets[row] : rows.seen_offsets[row + 1]].tolist()
             self._require(sorted(expected) == sorted(seen), f"seen tokens of row {row}")

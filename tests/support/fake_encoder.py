@@ -10,7 +10,8 @@ import numpy.typing as npt
 from rocmforge.backend.arrays import Float32Array
 from rocmforge.backend.protocol import RunnerInfo
 from rocmforge.backend.step import NO_SOURCE, StepInput, StepOutput
-from tests.support.fake_backend import DEVICE, HIDDEN_SIZE, FakeMistake, hidden_states
+from tests.support.fake_backend import DEVICE, FakeMistake
+from tests.support.fake_model import HIDDEN_SIZE, hidden_states
 
 
 class FakeEncoder:

@@ -16,7 +16,7 @@ from rocmforge.engine.ipc.status import EngineStats
 from rocmforge_reference.ops import rms_norm
 from tests.data.models.tiny_models import PROMPT, TinyModel, hf_weights
 from tests.support.core import make_core, reports
-from tests.support.fake_backend import HIDDEN_SIZE
+from tests.support.fake_model import HIDDEN_SIZE
 
 PLACEHOLDER = 2
 # Two begin alike for more than a block; together they are preempted where there are few blocks.

@@ -31,7 +31,7 @@ from tests.api.fake_engine import (
     tiny_text,
 )
 from tests.api.live import assert_settles
-from tests.support.fake_backend import HIDDEN_SIZE, hidden_states
+from tests.support.fake_model import HIDDEN_SIZE, hidden_states
 from tests.support.server import LiveServer
 
 PATH = "/v1/embeddings"

@@ -18,7 +18,7 @@ import pytest
 
 from tests.api.live import assert_settles
 from tests.api.sdks.test_sdk_node import node_modules
-from tests.support.fake_backend import HIDDEN_SIZE, prompt_logprobs
+from tests.support.fake_model import HIDDEN_SIZE, prompt_logprobs
 from tests.support.server import ROOT, LiveServer
 
 CLIENTS = Path(__file__).parent / "clients"

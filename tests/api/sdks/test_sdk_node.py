@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.fake_backend import HIDDEN_SIZE
+from tests.support.fake_model import HIDDEN_SIZE
 from tests.support.server import LiveServer
 
 PACKAGE = "openai@7.55.0"

@@ -25,7 +25,8 @@ from rocmforge.engine.ipc.status import EngineState
 from rocmforge.errors import EngineDied
 from tests.data.models.tiny_models import by_name, write_model
 from tests.support import engine_client as live
-from tests.support.fake_backend import FakeConfig, continuation
+from tests.support.fake_backend import FakeConfig
+from tests.support.fake_model import continuation
 from tests.unit.engine.constraint.test_grammar import LETTERS, bench
 from tests.unit.engine.constraint.test_thinking import BEGIN, END
 from tests.unit.engine.helpers import Bench, request

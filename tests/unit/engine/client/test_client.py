@@ -31,7 +31,7 @@ from tests.support.engine_client import (
     submit,
     tokens,
 )
-from tests.support.fake_backend import continuation
+from tests.support.fake_model import continuation
 from tests.support.requests import asked
 
 pytestmark = pytest.mark.slow

@@ -27,7 +27,8 @@ from rocmforge.sensors.watch import DeviceWatch
 from tests.api.fake_engine import make_model
 from tests.support.device_tree import GIB, DeviceTree
 from tests.support.engine_client import PROMPT, config, read, run, submit, tokens
-from tests.support.fake_backend import BUS_ID, continuation
+from tests.support.fake_backend import BUS_ID
+from tests.support.fake_model import continuation
 
 pytestmark = pytest.mark.slow
 

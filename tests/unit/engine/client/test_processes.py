@@ -33,7 +33,7 @@ from tests.support.engine_client import (
     submit,
     tokens,
 )
-from tests.support.fake_backend import continuation
+from tests.support.fake_model import continuation
 from tests.support.start import start_message
 from tests.unit.engine.helpers import request
 

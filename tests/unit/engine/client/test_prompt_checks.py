@@ -22,7 +22,8 @@ from rocmforge.errors import (
 )
 from rocmforge.models.vision.config import ProcessorKind
 from rocmforge.models.vision.image import ImageTile
-from tests.support.fake_backend import HIDDEN_SIZE, FakeConfig, make_runner
+from tests.support.fake_backend import FakeConfig, make_runner
+from tests.support.fake_model import HIDDEN_SIZE
 from tests.support.pictures import ONE_TILE
 from tests.support.requests import asked
 from tests.support.spans import image, prompt_of

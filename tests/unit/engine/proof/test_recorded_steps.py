@@ -14,7 +14,8 @@ from rocmforge.engine.ipc.params import SamplingParams, TokenEvent, TokenLogprob
 from rocmforge.engine.proof.messages import Sample
 from rocmforge.engine.proof.recorder import STRETCH, Recorder
 from tests.support.core import make_core, submits
-from tests.support.fake_backend import FakeConfig, FakeRunner, continuation
+from tests.support.fake_backend import FakeConfig, FakeRunner
+from tests.support.fake_model import continuation
 from tests.unit.engine.helpers import options
 
 KEY = b"k" * 16
