@@ -67,6 +67,26 @@ def test_the_processor_may_stand_in_the_other_file(tmp_path: Path) -> None:
     assert found.processor.mean == (0.1, 0.2, 0.3)
 
 
+def test_a_file_says_how_pictures_are_scaled_and_coloured(tmp_path: Path) -> None:
+    own: dict[str, Any] = {"image_mean": [0.1, 0.2, 0.3], "image_std": [0.4, 0.5, 0.6]}
+    path = write(tmp_path, resample=3, rescale_factor=0.25, **own)
+    found = describe(path).vision
+    assert found is not None
+    assert found.processor.resampling is Resampling.BICUBIC
+    assert found.processor.rescale == 0.25
+    assert (found.processor.mean, found.processor.std) == ((0.1, 0.2, 0.3), (0.4, 0.5, 0.6))
+
+
+def test_colours_that_no_file_says_are_those_of_the_family(tmp_path: Path) -> None:
+    path = write_tower_folder(QWEN3_VL, tmp_path / "model")
+    said = {key: value for key, value in QWEN3_VL.processor.items() if "image_" not in key}
+    (path / "preprocessor_config.json").write_text(json.dumps(said))
+    found = describe(path).vision
+    assert found is not None
+    assert found.processor.mean == (0.48145466, 0.4578275, 0.40821073)  # as CLIP has them
+    assert found.processor.std == (0.26862954, 0.26130258, 0.27577711)
+
+
 @pytest.mark.parametrize("lacks", ["processor", "tower", "configuration"])
 def test_a_text_part_alone_takes_no_images(tmp_path: Path, lacks: str) -> None:
     path = write(tmp_path)

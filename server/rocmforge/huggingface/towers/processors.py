@@ -26,15 +26,19 @@ _CLIP_STD: Final = (0.26862954, 0.26130258, 0.27577711)
 
 def idefics3(config: JsonObject, vision: JsonObject, pictures: JsonObject) -> ProcessorConfig:
     """Reads the processor of Idefics3 and SmolVLM."""
-    return _processor(
+    return _as_said(
         pictures,
-        vision,
-        kind=ProcessorKind.IDEFICS3,
-        tile=_edge(pictures, "max_image_size", 364),
-        longest_edge=_edge(pictures, "size", 4 * 364),
-        splits=pictures.get_bool("do_image_splitting", True),
-        resampling=Resampling.LANCZOS,
-        merge=config.get_positive("scale_factor", 2),
+        ProcessorConfig(
+            kind=ProcessorKind.IDEFICS3,
+            tile=_edge(pictures, "max_image_size", 364),
+            longest_edge=_edge(pictures, "size", 4 * 364),
+            splits=pictures.get_bool("do_image_splitting", True),
+            resampling=Resampling.LANCZOS,
+            merge=config.get_positive("scale_factor", 2),
+            patch=vision.get_positive("patch_size"),
+            mean=_HALF,
+            std=_HALF,
+        ),
     )
 
 
@@ -47,13 +51,17 @@ def gemma3(config: JsonObject, vision: JsonObject, pictures: JsonObject) -> Proc
     of_side, side = isqrt(rows), tile // vision.get_positive("patch_size")
     if of_side * of_side != rows or side % of_side:
         raise config.bad("mm_tokens_per_image", f"{side} patches of a side do not make {rows} rows")
-    return _processor(
+    return _as_said(
         pictures,
-        vision,
-        kind=ProcessorKind.GEMMA3,
-        tile=tile,
-        resampling=Resampling.BILINEAR,
-        merge=side // of_side,
+        ProcessorConfig(
+            kind=ProcessorKind.GEMMA3,
+            tile=tile,
+            resampling=Resampling.BILINEAR,
+            merge=side // of_side,
+            patch=vision.get_positive("patch_size"),
+            mean=_HALF,
+            std=_HALF,
+        ),
     )
 
 
@@ -72,17 +80,20 @@ def qwen3(
     if not least <= most <= _MOST_PIXELS * 1024:
         raise pictures.bad("size", f"pictures of {least} to {most} pixels")
     places = isqrt(vision.get_positive("num_position_embeddings"))
-    return _processor(
+    return _as_said(
         pictures,
-        vision,
-        kind=ProcessorKind.QWEN_VL,
-        least_pixels=least,
-        most_pixels=most,
-        resampling=Resampling.BICUBIC,
-        merge=vision.get_positive("spatial_merge_size"),
-        colours=(_CLIP_MEAN, _CLIP_STD),
-        places=places,
-        has_axes=True,
+        ProcessorConfig(
+            kind=ProcessorKind.QWEN_VL,
+            least_pixels=least,
+            most_pixels=most,
+            resampling=Resampling.BICUBIC,
+            merge=vision.get_positive("spatial_merge_size"),
+            places=places,
+            has_axes=True,
+            patch=vision.get_positive("patch_size"),
+            mean=_CLIP_MEAN,
+            std=_CLIP_STD,
+        ),
     )
 
 
@@ -111,15 +122,18 @@ def pixtral(
     edges = {size.get_positive(key) if size.has(key) else 1024 for key in keys}
     if len(edges) > 1 or max(edges) > _MOST_PIXELS:
         raise pictures.bad("size", f"the most of each side is one, up to {_MOST_PIXELS} pixels")
-    found = _processor(
+    found = _as_said(
         pictures,
-        vision,
-        kind=ProcessorKind.PIXTRAL,
-        longest_edge=max(edges),
-        resampling=Resampling.BICUBIC,
-        merge=merge,
-        colours=(_CLIP_MEAN, _CLIP_STD),
-        places=1,
+        ProcessorConfig(
+            kind=ProcessorKind.PIXTRAL,
+            longest_edge=max(edges),
+            resampling=Resampling.BICUBIC,
+            merge=merge,
+            places=1,
+            patch=vision.get_positive("patch_size"),
+            mean=_CLIP_MEAN,
+            std=_CLIP_STD,
+        ),
     )
     if found.most_patches > _MOST_PIXELS:
         raise pictures.bad("size", f"{found.most_patches} patches; there may be {_MOST_PIXELS}")
@@ -139,18 +153,21 @@ def internvl(config: JsonObject, vision: JsonObject, pictures: JsonObject) -> Pr
     least, most = pictures.get_positive("min_patches", 1), pictures.get_positive("max_patches", 12)
     if not least <= most <= _MOST_TILES:
         raise pictures.bad("max_patches", f"{least} to {most} tiles; there may be {_MOST_TILES}")
-    return _processor(
+    return _as_said(
         pictures,
-        vision,
-        kind=ProcessorKind.INTERNVL,
-        tile=tile,
-        splits=most > 1,
-        least_tiles=least,
-        most_tiles=most,
-        resampling=Resampling.BICUBIC,
-        merge=2,
-        colours=(_CLIP_MEAN, _CLIP_STD),
-        has_class=True,
+        ProcessorConfig(
+            kind=ProcessorKind.INTERNVL,
+            tile=tile,
+            splits=most > 1,
+            least_tiles=least,
+            most_tiles=most,
+            resampling=Resampling.BICUBIC,
+            merge=2,
+            has_class=True,
+            patch=vision.get_positive("patch_size"),
+            mean=_CLIP_MEAN,
+            std=_CLIP_STD,
+        ),
     )
 
 
@@ -175,53 +192,20 @@ def _check_projector(config: JsonObject) -> None:
         config.check_kept(key, own, usual)
 
 
-def _processor(
-    pictures: JsonObject,
-    vision: JsonObject,
-    *,
-    kind: ProcessorKind,
-    tile: int = 0,
-    longest_edge: int = 0,
-    splits: bool = False,
-    least_tiles: int = 0,
-    most_tiles: int = 0,
-    least_pixels: int = 0,
-    most_pixels: int = 0,
-    resampling: Resampling,
-    merge: int,
-    colours: tuple[_Colours, _Colours] = (_HALF, _HALF),
-    places: int = 0,
-    has_class: bool = False,
-    has_axes: bool = False,
-) -> ProcessorConfig:
-    """Reads what the processors of all families have.
-
-    Resampling is that by default, and so are the mean and the deviation of colours.
-    """
+def _as_said(pictures: JsonObject, usual: ProcessorConfig) -> ProcessorConfig:
+    """Returns the processor with what the files of all families may say of filter and colours."""
     for key in ("do_resize", "do_rescale", "do_normalize"):
         if not pictures.get_bool(key, True):
             raise pictures.bad(key, "pictures that are not prepared in this way are not read")
-    number = pictures.get_int("resample", int(resampling))
+    number = pictures.get_int("resample", int(usual.resampling))
     if number not in list(Resampling):
         raise pictures.bad("resample", f"the filter {number} of Pillow is not one that is known")
-    return ProcessorConfig(
-        kind=kind,
-        tile=tile,
-        longest_edge=longest_edge,
-        splits=splits,
-        least_tiles=least_tiles,
-        most_tiles=most_tiles,
-        least_pixels=least_pixels,
-        most_pixels=most_pixels,
+    return msgspec.structs.replace(
+        usual,
         resampling=Resampling(number),
-        patch=vision.get_positive("patch_size"),
-        merge=merge,
-        places=places,
-        has_class=has_class,
-        has_axes=has_axes,
-        rescale=pictures.get_float("rescale_factor", 1 / 255),
-        mean=_colours(pictures, "image_mean", colours[0]),
-        std=_colours(pictures, "image_std", colours[1]),
+        rescale=pictures.get_float("rescale_factor", usual.rescale),
+        mean=_colours(pictures, "image_mean", usual.mean),
+        std=_colours(pictures, "image_std", usual.std),
     )
 
 
