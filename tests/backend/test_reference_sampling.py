@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from rocmforge.backend.step import SamplingBatch
 from rocmforge_reference.sampling import NO_TOKEN, gumbel_noise, philox4x32, sample
 from tests.backend.driving import Want, make_sampling
 
@@ -121,3 +122,10 @@ def test_top_logprobs_list_equals_by_id() -> None:
     samples = sample(logits, batch, np.array([NO_TOKEN], np.int32))
     assert samples.top_ids is not None
     assert samples.top_ids.tolist() == [[1, 2, 4, 0]]
+
+
+def test_greedy_rows_take_the_largest_logit_and_report_no_more() -> None:
+    logits = np.random.default_rng(0).normal(size=(64, 70)).astype(np.float32)
+    found = sample(logits.copy(), SamplingBatch.greedy(64), np.full(64, NO_TOKEN, np.int32))
+    assert found.token_ids.tolist() == logits.argmax(axis=1).tolist()
+    assert (found.logprobs, found.top_ids) == (None, None)
