@@ -77,7 +77,8 @@ class Geometry:
     `least_wide_blocks` that of blocks of ROW_ALIGN stored rows, of which int8 matrix instructions
     take more at once; `least_route_logits` that of a router's logits that GEMM makes;
     `least_wide_rows` that of a GEMM's rows that are taken WIDE_GEMM_ROWS at a time; 0 stands for
-    what was measured to be worth it.
+    what was measured to be worth it. `has_warpgroups` says whether GEMM has the matrix instructions
+    of warpgroups (kernels/include/rf/warpgroup.h).
     """
 
     compute_units: int
@@ -86,6 +87,7 @@ class Geometry:
     least_wide_blocks: int = 0
     least_route_logits: int = 0
     least_wide_rows: int = 0
+    has_warpgroups: bool = False
 
     def attention(
         self,
@@ -263,7 +265,8 @@ def geometry_of(device: DeviceProperties) -> Geometry:
     Int8 matrix instructions are used on the chips on which they were measured to be faster.
     """
     is_measured = device.target.startswith("sm_")
-    return Geometry(device.compute_units, _MATRIX_ROWS if is_measured else 0)
+    matrix_rows = _MATRIX_ROWS if is_measured else 0
+    return Geometry(device.compute_units, matrix_rows, has_warpgroups=device.target == "sm_90")
 
 
 @lru_cache(maxsize=256)  # every layer of a step asks for the same few

@@ -20,6 +20,8 @@ _EARLY_ROWS: Final = 3  # from which these are faster where they are early
 _EARLY_FORMATS: Final = frozenset({"q4_k", "q6_k", "q8_0", "q5_0"})
 _LATE_FORMATS: Final = frozenset({"q4_k", "q8_0", "q4_0", "q5_0", "iq4_nl", "mxfp4"})
 """Of which 9 to 16 rows are faster in int8 than as halves, as was measured (docs/benchmarks.md)."""
+_SOONER_IN_WARPGROUPS: Final = frozenset({"q4_k"})
+"""Of those, the ones that are not where GEMM has matrix instructions of warpgroups."""
 
 
 class Int8Products:
@@ -57,8 +59,11 @@ class Int8Products:
 
     def is_for_more(self, x: Activation, matrix: Matrix) -> bool:
         """Returns whether more rows than GEMV takes are multiplied here, from the float32 of x."""
+        late = _LATE_FORMATS
+        if self._geometry.has_warpgroups:
+            late -= _SOONER_IN_WARPGROUPS
         return (
-            matrix.format.name in _LATE_FORMATS
+            matrix.format.name in late
             and x.f32 is not None
             and x.rows * self._forms.slices <= MAX_INT8_ROWS
             and self.is_for(x.rows, matrix)
