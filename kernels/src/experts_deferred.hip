@@ -37,7 +37,8 @@ __device__ __forceinline__ void choose_gate_up(const ExpertMatrices& experts, No
     if (x.rows == 1) let_next_begin();
     to.finish(tile, sums[0], expert, pair);
   }
-  if (rank == 0 && blockIdx.y == 0) {
+  // Of a block that follows those with which most multiprocessors begin.
+  if (rank == 0 && blockIdx.y == gridDim.y * 2 / 3) {
     choice.store(logits, chosen + token * num_pairs, weights + token * num_pairs);
   }
 }

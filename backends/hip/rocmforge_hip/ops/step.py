@@ -499,6 +499,7 @@ VARIANTS: Final = MappingProxyType(
         "rounded": _ROUNDED,
         "fewest": replace(_ROUNDED, norms_products=True),
         "deferred": replace(_ROUNDED, defers_norms=True),
+        "deferred-plain": replace(_ROUNDED, defers_norms=True, fuses_attention=False),
     }
 )
 """By name: those that there is a choice of."""
