@@ -259,6 +259,20 @@ def test_splits_of_a_context_all_run_at_once(blocks_per_cu: int) -> None:
     assert 0.9 * blocks_per_cu * 132 < split.count * 8 <= blocks_per_cu * 132
 
 
+def test_one_short_context_whose_merge_is_long_is_not_split() -> None:
+    geometry = Geometry(132)
+
+    def splits(context: int, sequences: int, *merged: int) -> int:
+        heads, elements = merged
+        found = geometry.attention(
+            context, None, blocks=4, sequences=sequences, merged=(heads, elements)
+        )
+        return found.count
+
+    assert splits(256, 1, 8, 128) == 1
+    assert min(splits(288, 1, 8, 128), splits(256, 2, 8, 128), splits(256, 1, 8, 64)) > 1
+
+
 @pytest.mark.parametrize("rows", [9, 33, 128, 384, 512, 4096])
 @pytest.mark.parametrize("stored_rows", [64, 4096, 128256])
 def test_splits_of_a_product_cover_it_and_fit_the_scratch(rows: int, stored_rows: int) -> None:

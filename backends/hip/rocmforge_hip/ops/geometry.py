@@ -35,6 +35,8 @@ _GEMM_BLOCKS_PER_CU: Final = {32: 2, 64: 2, 128: 2}
 _SPLIT_QUANT_BLOCKS: Final = 8
 _SPLIT_ROUND: Final = 64  # tokens that the waves of a block read at once, with most kernels
 _LEAST_ROUNDED: Final = 512  # tokens of a context; below, whole rounds were measured to be slower
+_LONG_MERGE: Final = 8, 128  # heads that share a key and elements of each; such splits cost most
+_LEAST_LONG_MERGED: Final = 257  # tokens of a context; below, one split was measured to be faster
 _ATTENTION_BLOCKS_PER_CU: Final = 4  # at most
 _PREFILL_BLOCKS_PER_CU: Final = 2  # at most
 _MIN_PREFILL_SPLIT: Final = 512  # tokens, so that putting splits together costs little beside
@@ -96,6 +98,7 @@ class Geometry:
         blocks: int,
         sequences: int,
         blocks_per_cu: int = _ATTENTION_BLOCKS_PER_CU,
+        merged: tuple[int, int] | None = None,
     ) -> AttentionSplit:
         """Splits that fill the device, for sequences of at most `context` tokens.
 
@@ -111,8 +114,11 @@ class Geometry:
             blocks: Thread blocks of a split.
             sequences: How many there are.
             blocks_per_cu: Thread blocks that a compute unit runs at once.
+            merged: Heads of a block and elements of each, which a merge has to put together.
         """
         visible = context if window is None else min(context, window + BLOCK_TOKENS)
+        if merged == _LONG_MERGE and sequences == 1 and visible < _LEAST_LONG_MERGED:
+            return AttentionSplit(round_up(visible, BLOCK_TOKENS), 1)
         per_cu = min(blocks_per_cu, _ATTENTION_BLOCKS_PER_CU)
         at_once = max(1, per_cu * self.compute_units // blocks)
         wanted = at_once // sequences
