@@ -1,9 +1,49 @@
 // Experts for a few tokens, with quantised matrices: each pair of a token and one of its experts
 // reads that expert's rows as gemv.hip does. Tokens with the same expert read it again, mostly from
-// the cache: blocks of the same rows of all pairs follow each other.
+// the cache: blocks of the same rows of all pairs follow each other. Of gate and up, two of them
+// may share what was read.
 #include "rf/experts_gemv.h"
 
 namespace rf {
+
+// Whether pairs with the same expert go together, two at a time, where there are so many tokens.
+// For that a format costs more to unpack than registers for a second row do: it says so.
+template <class Format>
+inline constexpr bool kHasCouples = false;
+template <class Format>
+  requires requires { Format::kHasCouples; }
+inline constexpr bool kHasCouples<Format> = Format::kHasCouples;
+inline constexpr int kLeastCoupled = 4;
+
+// Whether a block computes a pair, and which one besides; of those with the same expert, the first
+// and the second, the third and the fourth and so on go together.
+struct Couple {
+  bool is_first;
+  int other;  // none: -1
+};
+
+// Whole waves call this, each for itself.
+__device__ __forceinline__ Couple couple_of(const int32_t* chosen, int pairs, int pair,
+                                            int expert) {
+  int before = 0;
+  for (int first = 0; first < pairs; first += kWave) {
+    const int i = first + lane_id();
+    const LaneMask same = ballot(i < pairs && chosen[i] == expert);
+    if (first + kWave <= pair) {
+      before += __builtin_popcountll(same);
+      continue;
+    }
+    LaneMask above = same;
+    if (first <= pair) {
+      const LaneMask own = LaneMask{1} << (pair - first);
+      before += __builtin_popcountll(same & (own - 1));
+      if (before % 2 == 1) return {false, -1};
+      above &= ~(own | (own - 1));
+    }
+    if (above) return {true, first + __builtin_ctzll(above)};
+  }
+  return {true, -1};
+}
 
 template <class Format, int kSlices>
 __device__ __forceinline__ void experts_gate_up(const ExpertMatrices& experts, const Activations& x,
@@ -15,6 +55,25 @@ __device__ __forceinline__ void experts_gate_up(const ExpertMatrices& experts, c
   if (expert == kElsewhere) return;
   Format rows[kGroups];
   expert_rows(experts, expert, stored, x.quant_blocks, tile, rows);
+  if constexpr (kHasCouples<Format> && kSlices == 1) {
+    if (x.rows >= kLeastCoupled) {
+      const int pairs = x.rows * chosen.num_chosen;
+      const Couple couple = couple_of(chosen.expert, pairs, static_cast<int>(pair), expert);
+      if (!couple.is_first) return;
+      if (couple.other >= 0) {
+        const int tokens[2] = {static_cast<int>(pair) / chosen.num_chosen,
+                               couple.other / chosen.num_chosen};
+        const int first[2] = {tokens[0] * x.quant_blocks, tokens[1] * x.quant_blocks};
+        float sums[2][kGroups] = {};
+        gemv_dot(rows, x, first, tile.first_piece(), tile.piece_step(), sums,
+                 [] { prepare<Format>(); });
+        to.finish(tile, sums[0], expert, pair);
+        __syncthreads();
+        to.finish(tile, sums[1], expert, couple.other);
+        return;
+      }
+    }
+  }
   int first_quant_blocks[kSlices];
   find_slices(x, pair / chosen.num_chosen, first_quant_blocks);
   float sums[kSlices][kGroups] = {};

@@ -230,3 +230,13 @@ def test_experts_of_another_device_are_left_out(device: Device, name: str) -> No
     layer = random_experts(rng, 3, name, 24, 256, has_biases=True)
     _check_down(device, layer, chosen, rng)
     _check_down(device, layer, chosen, rng, block=512)
+
+
+def test_pairs_of_one_expert_are_computed_two_at_a_time(device: Device) -> None:
+    """Of an odd number too, more of them than a wave has lanes, and far from each other."""
+    rng = np.random.default_rng(9)
+    layer = random_experts(rng, 5, "mxfp4", 32, 256, SILU, has_biases=True)
+    chosen = random_choice(rng, 23, 5, 3)
+    chosen[1:22][chosen[1:22] == 4] = ELSEWHERE
+    chosen[0, 1], chosen[22, 2] = 4, 4
+    _check_gate_up(device, layer, random_activation(rng, 23, 256), chosen)
