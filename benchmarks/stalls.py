@@ -154,6 +154,7 @@ def main() -> None:
     parser.add_argument("--decode-speed", type=float, default=1.0, help="of the simulated device")
     parser.add_argument("--port", type=int, help="of a server to send the requests to")
     parser.add_argument("--model", default="", help="its name there")
+    parser.add_argument("--rows", default="", help="only those with this in their name")
     options = parser.parse_args()
     law = H200(options.prompt_speed, options.decode_speed)
     columns = ("first p50", "p99", "gap p50", "p99", "longest", "tokens/s")
@@ -164,6 +165,8 @@ def main() -> None:
         "10 a second, and 16,000 every 5 s": mixed(),
     }
     for name, arrivals in rows.items():
+        if options.rows not in name:
+            continue
         longest = max(arrival.num_prompt for arrival in arrivals)
         of = longest if name.startswith("16 streams") else 512
         runs = {}

@@ -43,6 +43,7 @@ class VirtualDevice:
     Args:
         law: how long steps take.
         clock: moved to the end of a step when somebody waits for it.
+        between_ns: What passes after each step beside what it says that it took.
     """
 
     def __init__(
@@ -51,12 +52,14 @@ class VirtualDevice:
         clock: VirtualClock,
         *,
         depth: int = 2,
+        between_ns: int = 0,
         max_context: int = 40960,
         num_tokens: int = 2_000_000,
         block_size: int = 32,
     ) -> None:
         self._law = law
         self._clock = clock
+        self._between_ns = between_ns
         self._free_at_ns = 0
         self._queue: deque[tuple[StepInput, int, int]] = deque()
         self.steps: list[tuple[StepInput, int]] = []  # with the nanoseconds that each took
@@ -78,7 +81,7 @@ class VirtualDevice:
         """Begins a step as soon as the one before it ends."""
         start = max(self._free_at_ns, self._clock.now_ns)
         took = round(1e9 * self._law(step))
-        self._free_at_ns = start + took
+        self._free_at_ns = start + took + self._between_ns
         self._queue.append((step, took, self._free_at_ns))
         assert len(self._queue) <= self.info.pipeline_depth
 

@@ -95,6 +95,7 @@ class Scheduler:
         self._recorded: frozenset[int] = frozenset()  # requests
         self._recorded_until = 0  # step
         self._costs = StepCosts()
+        self._committed_ns = 0  # when the last results came
         self._results = Results(totals, self._cache, self._waiting, self._finish)
 
     # --- requests come and go ---
@@ -361,9 +362,12 @@ class Scheduler:
 
     def commit(self, chunks: list[Chunk], output: StepOutput, now_ns: int) -> list[TokenEvent]:
         """Takes in the results of a step that `schedule` decided; see `Results`."""
-        if self._learns_costs and not all([chunk.is_decode for chunk in chunks]):
-            predicted_ns = self._costs.observe(StepWork.of(chunks), output.device_ns)
+        decodes = [chunk.is_decode for chunk in chunks]
+        if self._learns_costs and not all(decodes):
+            wait_ns = now_ns - self._committed_ns if any(decodes) else 0
+            predicted_ns = self._costs.observe(StepWork.of(chunks), output.device_ns, wait_ns)
             self.totals.count_prompt_step(output.device_ns, predicted_ns)
+        self._committed_ns = now_ns
         return self._results.take(chunks, output, now_ns)
 
     # --- the end of a sequence ---

@@ -18,13 +18,14 @@ position that it attends to, and each position that a decode reads.
 - **Outliers count once.** Errors are relative to what was measured, so a step that took 50 times
   too long for reasons of its own (a page fault, the first of its size) weighs no more than one
   that took twice too long.
-- **It knows how far it is off.** Budgets are cut by the second largest ratio of measured to
-  predicted times of the last steps. They follow a device that slows down within two steps, before
-  the prices do.
+- **It knows how far it is off.** Budgets are cut by the second largest ratio of what others waited
+  to predicted times of the last steps. They follow a device that slows down within two steps,
+  before the prices do.
 
-The times are `StepOutput.device_ns`: from the step's own beginning in the device's stream to its
-end. With two steps in flight that is neither the time between submit and collect, which includes
-the step before, nor the time between results, which includes a host that comes late.
+Prices are learnt from `StepOutput.device_ns`: from the step's own beginning in the device's stream
+to its end. With two steps in flight that is neither the time between submit and collect, which
+includes the step before, nor the time between results, which includes a host that comes late. That
+last one is what others wait, though, so the cut of budgets is learnt from it.
 """
 
 from __future__ import annotations
@@ -52,6 +53,11 @@ _OUTLIER: Final = 0.1  # relative error from which on a measurement counts less
 _ROUNDS: Final = 3  # of weighing measurements by their errors
 _RATIOS: Final = 16  # of measured to predicted times
 _LARGEST_RATIO: Final = 4.0
+_LATE: Final = 1.1
+"""Times a step's own time that others may wait for it and be believed.
+
+A host that comes later than that will not be in time for smaller steps.
+"""
 _FIRST_TOKENS: Final = 64  # of a step before any was measured
 _GROWTH: Final = 2  # of a step's tokens over the largest that was measured
 
@@ -120,18 +126,26 @@ class StepCosts:
     def __init__(self) -> None:
         self._measured: dict[tuple[int, int, int], deque[_Measured]] = {}  # by kind
         self._ratios: deque[float] = deque(maxlen=_RATIOS)
+        self._waits: deque[float] = deque(maxlen=_RATIOS)  # as ratios to predicted times, too
         self._prices: Prices | None = None  # None: to be computed
         self._not_fitted = 0  # steps
         self._number = 0
 
-    def observe(self, work: StepWork, time_ns: int) -> float:
-        """Learns what a step with prompts took; returns the nanoseconds predicted, 0 if none."""
+    def observe(self, work: StepWork, time_ns: int, wait_ns: int = 0) -> float:
+        """Learns what a step with prompts took; returns the nanoseconds predicted, 0 if none.
+
+        Args:
+            work: What was in it.
+            time_ns: What the device took.
+            wait_ns: From the results before to its own, if others waited for their next token.
+        """
         if time_ns <= 0:
             return 0.0
         prices = self.prices
         predicted = 0.0 if prices is None else prices.of(work)
         if predicted:
             self._ratios.append(time_ns / predicted)
+            self._waits.append(min(max(wait_ns, time_ns), _LATE * time_ns) / predicted)
         self._number += 1
         kind = (
             work.tokens.bit_length(),
@@ -159,10 +173,10 @@ class StepCosts:
 
     @property
     def margin(self) -> float:
-        """Times by which a step may take longer than predicted."""
-        if not self._ratios:
+        """Times by which others may wait longer for a step than it was predicted to take."""
+        if not self._waits:
             return 1.0
-        ratios = sorted(self._ratios)
+        ratios = sorted(self._waits)
         large = ratios[-1] if len(ratios) < _RATIOS // 2 else ratios[-2]
         return min(max(large, 1.0), _LARGEST_RATIO)
 
@@ -185,6 +199,7 @@ class StepCosts:
                 if each.number <= before:
                     kept[i] = each._replace(time_ns=each.time_ns * factor)
         self._ratios.clear()
+        self._waits.clear()
         self._prices = None
 
 

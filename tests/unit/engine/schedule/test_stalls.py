@@ -75,6 +75,19 @@ def test_no_token_waits_longer_than_the_stall_that_is_allowed() -> None:
     assert longest_gap_ms(simulate(law(), limits(), beside(LONG))) < 1.15 * STALL_MS
 
 
+def test_what_passes_between_two_steps_counts_as_stall() -> None:
+    run = simulate(law(), limits(), beside(LONG), between_ns=2_000_000)
+    gaps = [1e3 * gap for seen in run.seen for at, gap in seen.gaps if gap > 0.02]
+    assert len(gaps) > 50
+    assert np.quantile(gaps, 0.75) < 1.01 * STALL_MS
+
+
+def test_steps_shrink_little_for_a_host_that_comes_late() -> None:
+    run = simulate(law(), limits(), beside(LONG), between_ns=100_000_000)
+    mixed = [took for step, took in run.device.steps if 1 < step.num_sequences < step.num_tokens]
+    assert np.median(mixed) > 0.85e6 * STALL_MS
+
+
 def test_what_decodes_leave_is_all_given_to_prompts() -> None:
     run = simulate(law(), limits(), beside(LONG))
     mixed = [
@@ -146,7 +159,7 @@ def budget_for_the_first_only(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def no_trust_in_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step_costs.StepCosts, "observe", lambda self, work, time_ns: 0.0)
+    monkeypatch.setattr(step_costs.StepCosts, "observe", lambda self, *measured: 0.0)
     monkeypatch.setattr(step_costs.StepCosts, "most_tokens", property(lambda self: 1 << 20))
 
 
