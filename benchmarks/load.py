@@ -10,10 +10,8 @@ the share of the first that the last one is.
 from __future__ import annotations
 
 import argparse
-import os
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Final
@@ -24,8 +22,8 @@ from rocmforge_hip.device.discovery import choose_device, find_devices
 from rocmforge_hip.device.driver import Driver
 from rocmforge_hip.device.memory import Memory, spec
 from rocmforge_hip.device.platform import select_platform
-from rocmforge_hip.weights.staging import READERS
-from rocmforge_hip.weights.upload import read_exactly
+from rocmforge_hip.weights.file_reads import FilePart, FileRead
+from rocmforge_hip.weights.staging import RING
 from tests.support.loading import load_file
 
 CHUNK: Final = 8 << 20
@@ -45,7 +43,7 @@ def main() -> None:
     copies = _copy_rate(index, options.runs)
     print(f"copies from pinned memory: {copies / 1e9:.1f} GB/s")
     reads = max(_read_rate(options.model, index) for _ in range(options.runs))
-    print(f"reads with {READERS} threads:      {reads / 1e9:.1f} GB/s")
+    print(f"reads of {RING} places:        {reads / 1e9:.1f} GB/s")
     rates, seconds = [], []
     for _ in range(options.runs):
         rate, total = _load_rate(options.model, options.device, options.context)
@@ -59,7 +57,7 @@ def _copy_rate(index: int, runs: int) -> float:
     """Bytes per second of copies from a pinned ring."""
     driver = Driver(index)
     memory, stream = Memory(driver), driver.create_stream()
-    hosts = [memory.pinned(CHUNK, "copies") for _ in range(READERS)]
+    hosts = [memory.pinned(CHUNK, "copies") for _ in range(RING)]
     there = memory.device(spec((CHUNK,), "u1"), "copies")
     for host in hosts:
         host.bytes[:] = 1
@@ -82,17 +80,19 @@ def _read_rate(model: Path, index: int) -> float:
     """Bytes per second of reading the file, as the loader reads it."""
     size = model.stat().st_size
     memory = Memory(Driver(index))
-    targets = [memory.pinned(CHUNK, "reads") for _ in range(READERS)]
-    descriptor = os.open(model, os.O_RDONLY)
+    places = [(FileRead(), memory.pinned(CHUNK, "reads")) for _ in range(RING)]
 
-    def read(reader: int) -> None:
-        for start in range(reader * CHUNK, size, READERS * CHUNK):
-            target = targets[reader].bytes[: min(CHUNK, size - start)]
-            read_exactly(descriptor, target, start, model)
+    def read() -> None:
+        for number, start in enumerate(range(0, size, CHUNK)):
+            reading, place = places[number % RING]
+            reading.wait()
+            reading.start(FilePart(model, start), place.address, min(CHUNK, size - start))
+        for reading, _ in places:
+            reading.wait()
 
-    with ThreadPoolExecutor(READERS) as pool:
-        seconds = _seconds(lambda: list(pool.map(read, range(READERS))))
-    os.close(descriptor)
+    seconds = _seconds(read)
+    for reading, _ in places:
+        reading.close()
     for buffer in memory.release():
         buffer.free()
     return size / seconds

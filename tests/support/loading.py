@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from contextlib import suppress
 from pathlib import Path
 
 from rocmforge.backend.optional import MemoryEstimate, Planning
@@ -26,3 +28,12 @@ def estimate_file(
     """Opens a model with its adapters and has it planned."""
     with open_checkpoint(path, options.adapters) as checkpoint:
         return backend.estimate(checkpoint, options, memory)
+
+
+def open_files() -> set[str]:
+    """Returns the paths of all that this process has open."""
+    paths = set()
+    for link in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):  # closed meanwhile, as is what lists them
+            paths.add(os.readlink(link))
+    return paths

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -74,8 +73,8 @@ def test_bytes_go_to_the_device_and_back(driver: Driver, stream: int) -> None:
 def test_huge_pages_go_to_the_device(driver: Driver, stream: int) -> None:
     there = DeviceBuffer(driver, spec((5000,), "u1"), "there")
     target = PinnedBuffer(driver, 5000, "target")
-    with ThreadPoolExecutor(2) as threads:
-        source = HugePages(driver, 5000, "source", threads)
+    source = HugePages(driver, 5000, "source")
+    source.pin()
     source.bytes[:] = np.arange(5000) % 251
     driver.copy_to_device(there.array.address, source.address, 5000, stream)
     driver.copy_to_host(target.address, there.array.address, 5000, stream)

@@ -27,7 +27,7 @@ from rocmforge_hip.backend import create as create_hip
 from rocmforge_hip.device.memory import PinnedBuffer
 from rocmforge_hip.ops import geometry
 from rocmforge_hip.run.runner import HipRunner
-from rocmforge_hip.weights.upload import read_exactly
+from rocmforge_hip.weights.file_reads import FilePart, FileRead
 from rocmforge_reference import ops as reference_ops
 from tests.backend.driving import Chunk, Driver, Want, make_step
 from tests.data.models.tiny_models import PROMPT, by_name, write_model
@@ -289,16 +289,16 @@ def test_a_load_that_fails_halfway_gives_everything_back(
     if host is None:
         pytest.skip("only the host platform counts what is allocated")
     path = write_model(fitting(by_name("llama")), tmp_path)
-    reads = count()
+    shorter = tmp_path / "shorter"
+    shorter.write_bytes(b"x")
+    reads, start = count(), FileRead.start
 
-    def fail_later(*arguments: Any) -> None:
-        if next(reads) == 5:
-            raise ModelLoadError(f"{path} became shorter while it was read.")
-        read_exactly(*arguments)
+    def start_elsewhere(read: FileRead, part: FilePart, address: int, nbytes: int) -> None:
+        start(read, FilePart(shorter, 0) if next(reads) == 5 else part, address, nbytes)
 
     before = host.live_bytes
-    monkeypatch.setattr("rocmforge_hip.weights.upload.read_exactly", fail_later)
-    with pytest.raises(ModelLoadError, match="became shorter"):
+    monkeypatch.setattr(FileRead, "start", start_elsewhere)
+    with pytest.raises(ModelLoadError, match="shorter became shorter"):
         load_file(create_hip(), path, SMALL)
     assert host.live_bytes == before
     assert host.take_finding() == ""

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from rocmforge.errors import ModelLoadError
 from rocmforge.gguf.reader import open_gguf
-from rocmforge_hip.weights.upload import read_exactly
 from tests.support.gguf_writer import write_gguf
 
 
@@ -37,15 +34,3 @@ def test_what_is_no_run_of_bytes_of_the_file_is_not_found(model: Path) -> None:
         data = file.tensors["a"].data
         assert file.locate(data[:, 32:64]) is None, "columns"
         assert file.locate(data.copy()) is None, "other memory"
-
-
-def test_a_file_that_became_shorter_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "short"
-    path.write_bytes(bytes(range(100)))
-    target = np.zeros(60, np.uint8)
-    descriptor = os.open(path, os.O_RDONLY)
-    read_exactly(descriptor, target, 40, path)
-    assert target.tolist() == list(range(40, 100))
-    with pytest.raises(ModelLoadError, match="became shorter while it was read"):
-        read_exactly(descriptor, target, 41, path)
-    os.close(descriptor)

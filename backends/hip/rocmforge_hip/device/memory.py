@@ -11,7 +11,7 @@ import ctypes
 import math
 import mmap
 from collections.abc import Iterator
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn
@@ -24,7 +24,6 @@ from rocmforge_hip.device.driver import Driver
 Shape = tuple[int, ...]
 
 _HUGE_PAGE: Final = 2 << 20
-_TOUCHED_AT_ONCE: Final = 8  # parts
 _COPIED_AT_ONCE: Final = 4  # parts: one thread copies a fraction of what memory gives
 _COPIED_ALONE: Final = 2 << 20  # bytes that one thread has copied before others begin
 
@@ -143,17 +142,18 @@ class HugePages:
     """Owns much host memory that copies run from and to without the processor; `bytes` is its view.
 
     Pinning small pages takes ten times as long as copying them, huge ones a fraction of that. The
-    kernel clears pages when they are first touched, which is done by all threads.
+    kernel clears pages when they are first touched.
 
     Args:
         driver: Of the device.
         nbytes: How much.
         name: What it is for.
-        threads: Touch the pages.
     """
 
-    def __init__(self, driver: Driver, nbytes: int, name: str, threads: Executor) -> None:
+    def __init__(self, driver: Driver, nbytes: int, name: str) -> None:
+        self.name = name
         self._driver = driver
+        self._is_pinned = False
         pages = mmap.mmap(-1, nbytes + _HUGE_PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         with suppress(OSError):  # a kernel without huge pages: it takes longer
             pages.madvise(mmap.MADV_HUGEPAGE)
@@ -161,12 +161,22 @@ class HugePages:
         start = -whole.ctypes.data % _HUGE_PAGE
         self.bytes: npt.NDArray[np.uint8] = whole[start : start + nbytes]
         self.address = self.bytes.ctypes.data
-        list(threads.map(lambda part: part.fill(0), np.array_split(self.bytes, _TOUCHED_AT_ONCE)))
-        driver.pin(self.address, nbytes, name)
+
+    def pin(self) -> None:
+        """Makes it fit for copies; others may write to it meanwhile.
+
+        Pages that nobody has touched are cleared by one thread, which takes ten times as long.
+
+        Raises:
+            OutOfMemory: So much cannot be pinned.
+        """
+        self._driver.pin(self.address, self.bytes.nbytes, self.name)
+        self._is_pinned = True
 
     def free(self) -> None:
         """Gives the memory back. No copy may be running, and no view may be used any more."""
-        self._driver.unpin(self.address)
+        if self._is_pinned:
+            self._driver.unpin(self.address)
         self.bytes = np.empty(0, np.uint8)
 
 
@@ -225,13 +235,9 @@ class Memory:
         self._buffers.append(buffer)
         return buffer
 
-    def huge_pages(self, nbytes: int, name: str, threads: Executor) -> HugePages:
-        """Returns new pinned host memory, much of it.
-
-        Raises:
-            OutOfMemory: It does not fit.
-        """
-        buffer = HugePages(self._driver, nbytes, name, threads)
+    def huge_pages(self, nbytes: int, name: str) -> HugePages:
+        """Returns new host memory, much of it, that is yet to be pinned."""
+        buffer = HugePages(self._driver, nbytes, name)
         self._buffers.append(buffer)
         return buffer
 

@@ -6,7 +6,7 @@ to the host and the first experts to their seats. Nothing on the host changes af
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -77,17 +77,17 @@ class HostLoading:
         return DeviceArray(self._scratch.array.address, what.shape, what.dtype)
 
     def then_store(
-        self, pieces: Iterator[StagingPiece], matrix: Matrix, plan: PlannedMatrix
+        self, pieces: Iterator[StagingPiece], matrix: Callable[[], Matrix], plan: PlannedMatrix
     ) -> Iterator[StagingPiece]:
         """Yields the pieces of a matrix, and has it stored when the last has arrived."""
         *others, last = pieces
 
         def finish(stage: StagingBuffer) -> None:
             last.finish(stage)
-            self._store(matrix, plan)
+            self._store(matrix(), plan)
 
         yield from others
-        yield StagingPiece(last.read, last.nbytes, finish)
+        yield StagingPiece(last.source, last.nbytes, finish)
 
     def close(self) -> None:
         """Gives back what only loading needs; the stream has nothing to do."""

@@ -1,28 +1,34 @@
 """A ring of pinned buffers between the files of a model and the device.
 
-Threads read pieces of the files into its places; the thread that owns the ring takes them in order
-and starts the copy of each. Little passes between them, as every microsecond of Python counts: a
-piece of 8 MiB is copied in 160 of them.
+Pieces of the files are read into its places, beside what the thread does that owns the ring: it
+takes them in order and starts the copy of each. Little passes between them, as every microsecond
+of Python counts: a piece of 6 MiB is copied in 120 of them. So bytes that a file has are read by
+threads of the C library, which never wait for the interpreter (`file_reads`), and only those that
+are computed by threads of Python.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from queue import SimpleQueue
+from collections import deque
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import islice
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from rocmforge_hip.device.driver import Driver
-from rocmforge_hip.device.memory import DeviceBuffer, Memory, spec
+from rocmforge_hip.device.memory import DeviceArray, Memory, spec
+from rocmforge_hip.weights.file_reads import FilePart, FileRead
 
 Bytes = npt.NDArray[np.uint8]
-READERS: Final = 10  # each reads 6 GB/s from the page cache, where copies reach 52
+_NAME: Final = "loading weights"
+READERS: Final = 9  # each reads 6 GB/s from the page cache, where copies reach 54
 _COPIED: Final = 2  # pieces whose copy may be running while the next one is started
 RING: Final = READERS + _COPIED + 1
+_NOWHERE: Final = DeviceArray(0, (0,), np.dtype("u1"))
 
 
 @dataclass(slots=True, eq=False)
@@ -31,18 +37,25 @@ class StagingBuffer:
 
     host: Bytes
     host_address: int
-    device: DeviceBuffer
-    arrived: int  # event: the copy is done
-    is_free: int  # event: both may be written again
-    # None where the place has been read to, or why it cannot be.
-    filled: SimpleQueue[BaseException | None] = field(default_factory=SimpleQueue)
+    file: FileRead
+    computed: Future[None] | None = None  # what fills the place if that is no file
+    device: DeviceArray = _NOWHERE
+    arrived: int = 0  # event: the copy is done
+    is_free: int = 0  # event: both may be written again
+
+    def wait(self) -> None:
+        """Waits until the place has been filled; raises why it cannot be."""
+        if self.computed is None:
+            self.file.wait()
+        else:
+            self.computed.result()
 
 
 @dataclass(frozen=True, slots=True)
 class StagingPiece:
-    """Bytes that travel in one copy: who reads them, and what becomes of them on the device."""
+    """Bytes that travel in one copy: where from, and what becomes of them on the device."""
 
-    read: Callable[[Bytes], None]
+    source: FilePart | Callable[[Bytes], None]  # a function is called by any thread
     nbytes: int
     finish: Callable[[StagingBuffer], None]
 
@@ -57,75 +70,76 @@ class StagingRing:
 
     def __init__(self, driver: Driver, stage_bytes: int) -> None:
         self._driver = driver
+        self._stage_bytes = stage_bytes
         self._pool = ThreadPoolExecutor(READERS, "rocmforge-load")
         self._memory = Memory(driver)
-        self._stages: list[StagingBuffer] = []
-        self._is_stopped = False
-        try:
-            self._make_stages(stage_bytes)
-        except BaseException:
-            self.close()
-            raise
+        self._host = self._memory.huge_pages(RING * stage_bytes, _NAME)
+        self._stages = [
+            StagingBuffer(self._host.bytes[start : start + stage_bytes], address, FileRead())
+            for start in range(0, RING * stage_bytes, stage_bytes)
+            for address in [self._host.address + start]
+        ]
+        self._pieces: Iterator[StagingPiece] = iter(())
+        self._reading: deque[tuple[StagingPiece, StagingBuffer]] = deque()
+        self._copying: deque[StagingBuffer] = deque()
 
-    def read(self, pieces: Sequence[StagingPiece]) -> Generator[StagingBuffer]:
-        """Yields a place for each piece, in order, with the piece in it.
+    def start(self, pieces: Iterator[StagingPiece]) -> None:
+        """Starts to read the first pieces, and meanwhile makes places for them on the device.
 
+        Args:
+            pieces: All of them; the others are taken from it when there is room for them.
+
+        Raises:
+            OutOfMemory: The device has no room for the ring.
+        """
+        self._pieces = pieces
+        for piece, stage in zip(islice(pieces, RING), self._stages, strict=False):
+            self._fill(stage, piece)
+        device = self._memory.device(spec((RING, self._stage_bytes), "u1"), _NAME).array
+        for number, stage in enumerate(self._stages):
+            address = device.address + number * self._stage_bytes
+            stage.device = DeviceArray(address, (self._stage_bytes,), device.dtype)
+            stage.arrived = self._driver.create_event(timed=False)
+            stage.is_free = self._driver.create_event(timed=False)
+
+    def read(self) -> Generator[tuple[StagingPiece, StagingBuffer]]:
+        """Yields each piece, in order, with the place that it is in.
+
+        The ring is pinned first, in pages that the first pieces have touched.
         The caller must have recorded `is_free` of it before it asks for the next.
 
         Raises:
             BaseException: What a piece raised.
         """
-        places: SimpleQueue[int | None] = SimpleQueue()  # numbers of pieces that there is room for
-        for number in range(min(RING, len(pieces))):
-            places.put(number)
-        readers = [self._pool.submit(self._fill, pieces, places) for _ in range(READERS)]
-        try:
-            for number in range(len(pieces)):
-                copied = number - _COPIED
-                if 0 <= copied < len(pieces) - RING:
-                    self._driver.synchronize_event(self._stages[copied % RING].is_free)
-                    places.put(copied + RING)
-                stage = self._stages[number % RING]
-                if (failure := stage.filled.get()) is not None:
-                    raise failure
-                yield stage
-        finally:
-            self._is_stopped = True
-            for _ in readers:
-                places.put(None)
-            for reader in readers:
-                reader.result()
+        self._host.pin()
+        while self._reading:
+            if len(self._copying) == _COPIED:
+                stage = self._copying.popleft()
+                if (piece := next(self._pieces, None)) is not None:
+                    self._driver.synchronize_event(stage.is_free)
+                    self._fill(stage, piece)
+            piece, stage = self._reading.popleft()
+            stage.wait()
+            yield piece, stage
+            self._copying.append(stage)
 
     def close(self) -> None:
-        """Gives everything back; no copy may be running."""
-        self._pool.shutdown()
+        """Ends all readers and gives everything back; no copy may be running."""
+        self._pool.shutdown(cancel_futures=True)
         for stage in self._stages:
-            self._driver.destroy_event(stage.arrived)
-            self._driver.destroy_event(stage.is_free)
+            stage.file.close()
+            for event in (stage.arrived, stage.is_free):
+                if event:
+                    self._driver.destroy_event(event)
         self._stages.clear()
         for buffer in self._memory.release():
             buffer.free()
 
-    def _make_stages(self, stage_bytes: int) -> None:
-        driver, name = self._driver, "loading weights"
-        host = self._memory.huge_pages(RING * stage_bytes, name, self._pool)
-        for start in range(0, RING * stage_bytes, stage_bytes):
-            stage = StagingBuffer(
-                host.bytes[start : start + stage_bytes],
-                host.address + start,
-                self._memory.device(spec((stage_bytes,), "u1"), name),
-                driver.create_event(timed=False),
-                driver.create_event(timed=False),
-            )
-            self._stages.append(stage)
-
-    def _fill(self, pieces: Sequence[StagingPiece], places: SimpleQueue[int | None]) -> None:
-        """Reads pieces as places become free for them, until there are no more."""
-        while (number := places.get()) is not None and not self._is_stopped:
-            piece, stage = pieces[number], self._stages[number % RING]
-            try:
-                piece.read(stage.host[: piece.nbytes])
-            except BaseException as failure:  # raised where the piece is waited for
-                stage.filled.put(failure)
-            else:
-                stage.filled.put(None)
+    def _fill(self, stage: StagingBuffer, piece: StagingPiece) -> None:
+        """Has a piece read into a place that is free."""
+        stage.computed = None
+        if isinstance(piece.source, FilePart):
+            stage.file.start(piece.source, stage.host_address, piece.nbytes)
+        else:
+            stage.computed = self._pool.submit(piece.source, stage.host[: piece.nbytes])
+        self._reading.append((piece, stage))

@@ -8,17 +8,15 @@ only copies bytes.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from functools import partial
-from pathlib import Path
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
 
 from rocmforge.checkpoint.tensor import Derived, Stack, Tensor
-from rocmforge.errors import ModelLoadError
 from rocmforge.models.blocks import ModelWeights
 from rocmforge.models.checkpoint import Locate
 from rocmforge.models.weights import convert
@@ -26,12 +24,13 @@ from rocmforge_hip.device.driver import Driver
 from rocmforge_hip.device.library import KernelLibrary
 from rocmforge_hip.device.memory import DeviceArray, Memory, spec
 from rocmforge_hip.kernels.products import rf_repack
+from rocmforge_hip.weights.file_reads import FilePart
 from rocmforge_hip.weights.formats import Matrix, MatrixPart, Vector, Weight, ceil_div, round_up
 from rocmforge_hip.weights.hosting import HostLoading
 from rocmforge_hip.weights.placement import Planned, PlannedMatrix, PlannedVector, storages
 from rocmforge_hip.weights.staging import Bytes, StagingBuffer, StagingPiece, StagingRing
 
-_CHUNK_BYTES: Final = 8 << 20
+_CHUNK_BYTES: Final = 6 << 20
 _REPACK_THREADS: Final = 256
 _VECTOR_ALIGN: Final = 64  # elements
 _GAP: Final = 256  # bytes before each matrix
@@ -53,7 +52,7 @@ class WeightLoader:
         self._stream = stream
         self._copies = driver.create_stream()
         self._memory = memory
-        self._files = _Files(locate)
+        self._locate = locate
         self._ring: StagingRing | None = None
         self._hosting: HostLoading | None = None
         self._matrices: dict[int, Matrix] = {}  # by the id of their plan, as are the vectors
@@ -78,10 +77,17 @@ class WeightLoader:
         progress(0.0)
         chunk_bytes = _chunk_bytes(wanted)
         self._ring = StagingRing(self._driver, chunk_bytes)
-        pieces = list(self._pieces(wanted, chunk_bytes))
-        total, done = sum(piece.nbytes for piece in pieces), 0
-        with closing(self._ring.read(pieces)) as stages:
-            for piece, stage in zip(pieces, stages, strict=True):
+        matrices = [storage for storage in wanted if isinstance(storage, PlannedMatrix)]
+        hosted = [plan for plan in matrices if plan.seats is not None]
+        if hosted:
+            self._hosting = HostLoading(self._driver, self._stream, self._memory, hosted)
+        self._ring.start(self._pieces(wanted, chunk_bytes))
+        self._allocate(matrices)
+        for name in {plan.format.name for plan in matrices}:
+            self._library.kernel(f"rf_repack_{name}", rf_repack)
+        total, done = sum(storage.storage.nbytes for storage in wanted), 0
+        with closing(self._ring.read()) as stages:
+            for piece, stage in stages:
                 piece.finish(stage)
                 self._driver.record_event(stage.is_free, self._stream)
                 done += piece.nbytes
@@ -102,7 +108,6 @@ class WeightLoader:
 
     def close(self) -> None:
         """Waits for the last copy and gives the ring back."""
-        self._files.close()
         self._driver.synchronize_stream(self._stream)
         if self._ring is not None:
             self._ring.close()
@@ -113,10 +118,9 @@ class WeightLoader:
     def _pieces(
         self, wanted: list[PlannedMatrix | PlannedVector], chunk_bytes: int
     ) -> Iterator[StagingPiece]:
-        """Allocates all weights; yields all pieces in order."""
+        """Yields all pieces in order."""
         vectors = [storage for storage in wanted if isinstance(storage, PlannedVector)]
         matrices = [storage for storage in wanted if isinstance(storage, PlannedMatrix)]
-        self._allocate(matrices)
         for group in _vector_groups(vectors, chunk_bytes):
             array, piece = self._vectors_piece(group)
             for storage, first in group:
@@ -127,7 +131,8 @@ class WeightLoader:
         for planned in matrices:
             pieces = self._matrix_pieces(planned, chunk_bytes)
             if planned.seats is not None and self._hosting is not None:
-                pieces = self._hosting.then_store(pieces, self._matrices[id(planned)], planned)
+                matrix = partial(self._matrices.__getitem__, id(planned))
+                pieces = self._hosting.then_store(pieces, matrix, planned)
             yield from pieces
 
     def _allocate(self, wanted: list[PlannedMatrix]) -> None:
@@ -136,9 +141,6 @@ class WeightLoader:
         A matrix begins behind a gap that nothing is written to, so that the checking platform sees
         a kernel that reads on behind the one before it.
         """
-        hosted = [plan for plan in wanted if plan.seats is not None]
-        if hosted:
-            self._hosting = HostLoading(self._driver, self._stream, self._memory, hosted)
         starts, end = [], 0
         for plan in wanted:
             if plan.is_hosted:
@@ -179,18 +181,28 @@ class WeightLoader:
                     stored.shape[0],
                     chunk_bytes // plan.format.row_bytes(plan.in_features),
                 )
-                for start in range(0, count, most):
-                    end = min(start + most, count)
+                place = None if isinstance(stored, Derived) else self._place(stored)
+                for start, end in _runs(count, most):
+                    finish = partial(
+                        self._repack, plan, end - start, first_row + start, matrix_rows, placing
+                    )
+                    if place is not None:
+                        row = stored.nbytes // count
+                        part = FilePart(place.path, place.offset + start * row)
+                        yield StagingPiece(part, (end - start) * row, finish)
+                        continue
                     source = (
                         stored.slice(0, start, end)
                         if isinstance(stored, Derived)
                         else stored[start:end]
                     )
-                    finish = partial(
-                        self._repack, plan, end - start, first_row + start, matrix_rows, placing
-                    )
-                    yield StagingPiece(partial(self._files.read, source), source.nbytes, finish)
+                    yield StagingPiece(partial(_copy_data, source), source.nbytes, finish)
                 first_row += count
+
+    def _place(self, data: Bytes) -> FilePart | None:
+        """Returns where bytes lie in a file; None if that is not known."""
+        place = self._locate(data) if self._locate is not None else None
+        return None if place is None else FilePart(*place)
 
     def _repack(
         self,
@@ -206,11 +218,11 @@ class WeightLoader:
         if matrix.hosted is not None and self._hosting is not None:
             target = self._hosting.target(plan)
         nbytes = rows * matrix.format.row_bytes(matrix.in_features)
-        self._copy(stage, stage.device.array, nbytes)
+        self._copy(stage, stage.device, nbytes)
         self._library.kernel(f"rf_repack_{matrix.format.name}", rf_repack).launch(
             (ceil_div(rows * matrix.quant_blocks, _REPACK_THREADS), 1, 1),
             _REPACK_THREADS,
-            blocks=stage.device.array,
+            blocks=stage.device,
             weight=target,
             rows=rows,
             quant_blocks=matrix.quant_blocks,
@@ -285,50 +297,18 @@ def _rows_of(tensor: Tensor) -> Iterator[Bytes | Derived]:
             yield from data if data.ndim == 3 else (data,)
 
 
-class _Files:
-    """Reads bytes of tensors: from their file where that is known, else from the map.
+def _runs(count: int, most: int) -> Iterator[tuple[int, int]]:
+    """Yields runs of at most so many rows, of about equal length.
 
-    A map costs a page fault for every few pages, which is several times slower.
+    A short one would be copied in less time than it takes to start it.
     """
-
-    def __init__(self, locate: Locate | None) -> None:
-        self._locate = locate
-        self._open: dict[Path, int] = {}
-
-    def read(self, source: Bytes | Tensor, target: Bytes) -> None:
-        """Fills the target with the bytes of the source. Called by several threads."""
-        if isinstance(source, Tensor):
-            source = source.data
-        place = self._locate(source) if self._locate is not None else None
-        if place is None:
-            np.copyto(target.reshape(source.shape), source)
-            return
-        path, offset = place
-        read_exactly(self._descriptor(path), target, offset, path)
-
-    def close(self) -> None:
-        """Closes the files."""
-        while self._open:
-            os.close(self._open.popitem()[1])
-
-    def _descriptor(self, path: Path) -> int:
-        """Opens a file; of two threads that do at once, one closes its descriptor again."""
-        if path not in self._open:
-            opened = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            if self._open.setdefault(path, opened) != opened:
-                os.close(opened)
-        return self._open[path]
+    parts = ceil_div(count, most)
+    ends = [number * count // parts for number in range(parts + 1)]
+    yield from pairwise(ends)
 
 
-def read_exactly(descriptor: int, target: Bytes, offset: int, path: Path) -> None:
-    """Fills the target from this offset of a file.
-
-    Raises:
-        ModelLoadError: The file ends before.
-    """
-    done = 0
-    while done < target.nbytes:
-        count = os.preadv(descriptor, [target[done:].data], offset + done)
-        if count == 0:
-            raise ModelLoadError(f"{path} became shorter while it was read.")
-        done += count
+def _copy_data(source: Bytes | Tensor, target: Bytes) -> None:
+    """Fills the target with the bytes of the source. Called by several threads."""
+    if isinstance(source, Tensor):
+        source = source.data
+    np.copyto(target.reshape(source.shape), source)

@@ -1,0 +1,146 @@
+"""Reads of files that run beside this program's threads: POSIX asynchronous I/O.
+
+The C library has threads of its own for them, which copy from the page cache and never wait for the
+interpreter's lock, nor anybody for them. It reads one descriptor's parts one after the other, so
+that each read that is to run beside others has a descriptor of its own.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+from rocmforge.errors import ModelLoadError
+
+_NO_SIGNAL: Final = 1  # SIGEV_NONE
+
+
+@dataclass(frozen=True, slots=True)
+class FilePart:
+    """Consecutive bytes of a file, from this offset on."""
+
+    path: Path
+    offset: int
+
+
+class _ControlBlock(ctypes.Structure):
+    """`struct aiocb`, as glibc and musl have it where pointers have 64 bits."""
+
+    _fields_ = (
+        ("descriptor", ctypes.c_int),
+        ("opcode", ctypes.c_int),
+        ("priority", ctypes.c_int),
+        ("address", ctypes.c_void_p),
+        ("nbytes", ctypes.c_size_t),
+        ("signal_value", ctypes.c_void_p),
+        ("signal", ctypes.c_int),
+        ("notify", ctypes.c_int),
+        ("rest_of_notify", ctypes.c_byte * 48),
+        ("of_library", ctypes.c_byte * 32),
+        ("offset", ctypes.c_int64),
+        ("reserved", ctypes.c_byte * 32),
+    )
+
+
+class FileRead:
+    """One read after the other, each beside what this thread does meanwhile."""
+
+    def __init__(self) -> None:
+        self._library = _library()
+        self._block = _ControlBlock(notify=_NO_SIGNAL)
+        self._address = ctypes.addressof(self._block)
+        self._list = (ctypes.c_void_p * 1)(self._address)
+        self._path: Path | None = None
+        self._is_running = False
+
+    def start(self, part: FilePart, address: int, nbytes: int) -> None:
+        """Starts to read; nothing else may use the memory until `wait` or `close` has returned.
+
+        Args:
+            part: Where the bytes begin.
+            address: Of the memory for them.
+            nbytes: How many; at least one.
+
+        Raises:
+            OSError: The file cannot be opened, or the system has no thread for it.
+        """
+        assert not self._is_running
+        if part.path != self._path:
+            self._close_file()
+            self._block.descriptor = os.open(part.path, os.O_RDONLY | os.O_CLOEXEC)
+            self._path = part.path
+        self._block.address, self._block.nbytes = address, nbytes
+        self._block.offset = part.offset
+        self._go_on()
+
+    def wait(self) -> None:
+        """Waits until all bytes are there.
+
+        Raises:
+            ModelLoadError: The file ends before.
+            OSError: The system cannot read it.
+        """
+        block = self._block
+        while self._is_running:
+            count = self._finish()
+            if count == 0:
+                raise ModelLoadError(f"{self._path} became shorter while it was read.")
+            if count < block.nbytes:
+                block.address += count
+                block.nbytes -= count
+                block.offset += count
+                self._go_on()
+
+    def close(self) -> None:
+        """Ends a read that is running, and closes the file."""
+        if self._is_running:
+            self._library.aio_cancel(self._block.descriptor, None)
+            with suppress(OSError):  # most often that it was cancelled
+                self._finish()
+        self._close_file()
+
+    def _go_on(self) -> None:
+        if self._library.aio_read(self._address):
+            self._raise(ctypes.get_errno())
+        self._is_running = True
+
+    def _finish(self) -> int:
+        """Returns how many bytes were read, once there is something to say."""
+        library, address = self._library, self._address
+        while (error := library.aio_error(address)) == errno.EINPROGRESS:
+            library.aio_suspend(self._list, 1, None)
+        self._is_running = False
+        count: int = library.aio_return(address)
+        if error:
+            self._raise(error)
+        return count
+
+    def _raise(self, error: int) -> None:
+        raise OSError(error, os.strerror(error), str(self._path))
+
+    def _close_file(self) -> None:
+        if self._path is not None:
+            os.close(self._block.descriptor)
+            self._path = None
+
+
+@cache
+def _library() -> ctypes.CDLL:
+    """Returns the C library, with the types of what is called here."""
+    library = ctypes.CDLL(None, use_errno=True)
+    if not hasattr(library, "aio_read"):  # before glibc 2.34
+        library = ctypes.CDLL("librt.so.1", use_errno=True)
+    pointer = ctypes.c_void_p
+    library.aio_read.argtypes = (pointer,)
+    library.aio_error.argtypes = (pointer,)
+    library.aio_return.argtypes = (pointer,)
+    library.aio_return.restype = ctypes.c_ssize_t
+    library.aio_suspend.argtypes = (pointer, ctypes.c_int, pointer)
+    library.aio_cancel.argtypes = (ctypes.c_int, pointer)
+    return library

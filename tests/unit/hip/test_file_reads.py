@@ -1,0 +1,103 @@
+"""Reads by the threads of the C library: what they bring, and what is said if they cannot."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rocmforge.errors import ModelLoadError
+from rocmforge_hip.weights.file_reads import FilePart, FileRead
+from tests.support.loading import open_files
+
+
+@pytest.fixture
+def read() -> Iterator[FileRead]:
+    read = FileRead()
+    yield read
+    read.close()
+
+
+def test_parts_of_files_are_read_one_after_the_other(read: FileRead, tmp_path: Path) -> None:
+    paths = [tmp_path / name for name in ("a", "b")]
+    for value, path in enumerate(paths):
+        path.write_bytes(bytes(range(value, value + 200)))
+    target = np.zeros(100, np.uint8)
+    for value, path, offset in ((0, paths[0], 0), (0, paths[0], 100), (1, paths[1], 50)):
+        read.start(FilePart(path, offset), target.ctypes.data, 100)
+        read.wait()
+        assert target.tolist() == list(range(value + offset, value + offset + 100))
+
+
+def test_reads_run_beside_each_other(tmp_path: Path) -> None:
+    """More than the C library has threads for."""
+    path, count = tmp_path / "file", 50
+    content = np.random.default_rng(0).integers(0, 256, (count, 4096), np.uint8)
+    path.write_bytes(content.tobytes())
+    target, reads = np.zeros_like(content), [FileRead() for _ in range(count)]
+    for number, read in enumerate(reads):
+        read.start(FilePart(path, 4096 * number), target[number].ctypes.data, 4096)
+    for read in reversed(reads):
+        read.wait()
+        read.close()
+    np.testing.assert_array_equal(target, content)
+    assert str(path) not in open_files()
+
+
+def test_what_arrives_in_parts_is_read_to_its_end(read: FileRead, tmp_path: Path) -> None:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    pipe, target = os.open(path, os.O_RDWR), np.zeros(8, np.uint8)
+    os.write(pipe, b"begin")
+    read.start(FilePart(path, 0), target.ctypes.data, 8)
+    rest = threading.Thread(target=os.write, args=(pipe, b"end"))
+    rest.start()
+    read.wait()
+    rest.join()
+    os.close(pipe)
+    assert target.tobytes() == b"beginend"
+
+
+def test_a_file_that_became_shorter_is_named(read: FileRead, tmp_path: Path) -> None:
+    path = tmp_path / "short"
+    path.write_bytes(bytes(100))
+    target = np.zeros(60, np.uint8)
+    read.start(FilePart(path, 41), target.ctypes.data, 60)
+    with pytest.raises(ModelLoadError, match="short became shorter while it was read"):
+        read.wait()
+
+
+def test_what_the_system_says_of_a_file_is_raised(read: FileRead, tmp_path: Path) -> None:
+    target = np.zeros(8, np.uint8)
+    with pytest.raises(FileNotFoundError, match="missing"):
+        read.start(FilePart(tmp_path / "missing", 0), target.ctypes.data, 8)
+    read.start(FilePart(tmp_path, 0), target.ctypes.data, 8)
+    with pytest.raises(IsADirectoryError, match=tmp_path.name):
+        read.wait()
+
+
+def test_no_memory_is_written_to_once_a_read_is_closed(tmp_path: Path) -> None:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    pipe, target = os.open(path, os.O_RDWR), np.zeros(1, np.uint8)
+    read = FileRead()
+    read.start(FilePart(path, 0), target.ctypes.data, 1)
+    closes, written = threading.Event(), threading.Event()
+
+    def write() -> None:
+        closes.wait()
+        written.set()
+        os.write(pipe, b"x")
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    closes.set()
+    read.close()
+    assert written.is_set()
+    writer.join()
+    os.close(pipe)
+    assert str(path) not in open_files()
