@@ -129,7 +129,9 @@ def test_smollm2_prompts_equal_the_oracles(smollm2_path: Path) -> None:
     for name, conversation in golden["conversations"].items():
         prompt = template.render(conversation["messages"], **conversation["kwargs"])
         assert prompt.text == golden["renderings"][name]
-        assert encode_prompt(tokenizer, prompt) == tokenizer.encode(prompt.text, parse_special=True)
+        assert [*encode_prompt(tokenizer, prompt)] == tokenizer.encode(
+            prompt.text, parse_special=True
+        )
 
 
 @pytest.mark.model

@@ -82,7 +82,7 @@ def _fill(
     pieces = list(head.fill(query, document))
     text = "".join([piece for piece, _ in pieces])
     trust = b"".join([bytes([is_own]) * len(piece) for piece, is_own in pieces])
-    return encode_prompt(tokenizer, RenderedPrompt(text, trust))
+    return encode_prompt(tokenizer, RenderedPrompt(text, trust)).tolist()
 
 
 async def relevance(model: RequestedModel, request_id: str, prompts: Prompts) -> list[float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -68,7 +69,7 @@ def encode_prompt(
     *,
     add_bos: bool = False,
     known: OwnTexts | None = None,
-) -> list[int]:
+) -> array[int]:
     """Tokenises a prompt: spellings of control tokens count only where the template wrote them.
 
     Otherwise the text is tokenised as one: without such spellings in client text, the ids are

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from threading import Lock
@@ -47,14 +48,14 @@ class EncodedTexts:
         """
         return OwnTexts(self, whose)
 
-    def find(self, key: bytes) -> list[int] | None:
-        """Returns the ids that were kept under a key, if they still are."""
+    def find(self, key: bytes) -> Sequence[int] | None:
+        """Returns the ids that were kept under a key, if they still are; nobody changes them."""
         with self._lock:
             found = self._ids.get(key)
             if found is None:
                 return None
             self._ids.move_to_end(key)
-        return found.tolist()
+        return found
 
     def keep(self, key: bytes, ids: list[int]) -> None:
         """Keeps ids under a key, unless they are more than all may be."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Final, NamedTuple, Self
@@ -155,7 +156,8 @@ class Tokenizer:
             InvalidParameter: the text has lone surrogates, so it has no UTF-8 form.
         """
         parts = self._parts(text, (lambda start, end: True) if parse_special else None)
-        return self._encode_parts(parts, add_bos=self.adds_bos if add_bos is None else add_bos)
+        adds_bos = self.adds_bos if add_bos is None else add_bos
+        return self._encode_parts(parts, add_bos=adds_bos).tolist()
 
     def encode_whole(self, text: str, limit: int | None = None) -> list[int]:
         """Tokenises a text to be read, not continued: with EOS, where the model was trained so.
@@ -187,7 +189,7 @@ class Tokenizer:
 
     def encode_trusted(
         self, text: str, trust: Trust, *, add_bos: bool = False, known: OwnTexts | None = None
-    ) -> list[int]:
+    ) -> array[int]:
         """Tokenises text of which only some characters may form control tokens.
 
         Args:
@@ -293,7 +295,7 @@ class Tokenizer:
 
     def _encode_parts(
         self, parts: list[str | int], *, add_bos: bool, known: OwnTexts | None = None
-    ) -> list[int]:
+    ) -> array[int]:
         texts = []
         after_special = True
         for part in parts:
@@ -304,7 +306,7 @@ class Tokenizer:
             after_special = False
         is_start = bool(parts) and isinstance(parts[0], str)
         try:
-            encoded = (
+            encoded: Iterator[Sequence[int]] = (
                 self._own_ids(texts, is_start=is_start)
                 if known is None
                 else self._remembered_ids(texts, known, is_start=is_start)
@@ -314,7 +316,7 @@ class Tokenizer:
                 "The text holds a lone surrogate (half of a UTF-16 pair), so it is not Unicode "
                 "text. Send it as UTF-8."
             ) from error
-        ids: list[int] = [*self.start_ids] if add_bos else []
+        ids = array("i", self.start_ids if add_bos else ())
         for part in parts:
             if isinstance(part, int):
                 ids.append(part)
@@ -324,17 +326,20 @@ class Tokenizer:
 
     def _remembered_ids(
         self, texts: list[str], known: OwnTexts, *, is_start: bool
-    ) -> Iterator[list[int]]:
+    ) -> Iterator[Sequence[int]]:
         """Returns the ids of each text, those of long ones from what is known of them."""
         keys = [known.key_of(text) for text in texts]
         if is_start:  # the beginning of a prompt may have other tokens than the same text elsewhere
             keys[0] = None
-        found = [None if key is None else known.texts.find(key) for key in keys]
+        found: list[Sequence[int] | None] = [
+            None if key is None else known.texts.find(key) for key in keys
+        ]
         missing = [text for text, ids in zip(texts, found, strict=True) if ids is None]
         encoded = self._own_ids(missing, is_start=is_start)
         for place, key in enumerate(keys):
             if found[place] is None:
-                ids = found[place] = next(encoded)
+                ids = next(encoded)
+                found[place] = ids
                 if key is not None:
                     known.texts.keep(key, ids)
         return iter([ids for ids in found if ids is not None])

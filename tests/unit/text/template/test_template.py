@@ -288,7 +288,7 @@ def test_templates_may_build_markup_from_known_roles(role: str) -> None:
     tokenizer = Tokenizer(read_tokenizer(metadata))
     template = ChatTemplate("{{ '<|' + messages[0].role + '|>' }}", {})
     prompt = template.render([{"role": role, "content": ""}])
-    assert encode_prompt(tokenizer, prompt) == [tokenizer.vocab_size - 1]
+    assert [*encode_prompt(tokenizer, prompt)] == [tokenizer.vocab_size - 1]
 
 
 def test_an_invented_role_is_client_text() -> None:
@@ -330,7 +330,7 @@ def test_the_templates_own_markup_is_parsed(source: str) -> None:
 @given(st.lists(st.text().filter(lambda text: "<|" not in text), min_size=1, max_size=4))
 def test_harmless_prompts_are_tokenised_as_one_text(contents: list[str]) -> None:
     prompt = render(CHATML, *contents)
-    assert encode_prompt(TOKENIZER, prompt) == TOKENIZER.encode(prompt.text, parse_special=True)
+    assert [*encode_prompt(TOKENIZER, prompt)] == TOKENIZER.encode(prompt.text, parse_special=True)
 
 
 @given(st.lists(st.text(), min_size=1, max_size=4))

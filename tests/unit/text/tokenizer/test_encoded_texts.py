@@ -33,7 +33,7 @@ def encode(text: str, texts: EncodedTexts | None = None, whose: bytes = b"") -> 
     """The ids of a text, all of whose control tokens count."""
     tokenizer, _ = vision_text()
     known = None if texts is None else texts.of(whose)
-    return tokenizer.encode_trusted(text, lambda start, end: True, known=known)
+    return tokenizer.encode_trusted(text, lambda start, end: True, known=known).tolist()
 
 
 def test_only_new_messages_of_a_conversation_are_tokenised(tokenised: list[str]) -> None:

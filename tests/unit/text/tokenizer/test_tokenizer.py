@@ -62,7 +62,7 @@ def test_user_defined_tokens_are_always_parsed(parse_special: bool) -> None:
 
 
 def test_untrusted_spelling_of_a_control_token_still_has_its_user_defined_tokens() -> None:
-    ids = BYTE_LEVEL.encode_trusted("<|end|><tool><|end|>", lambda start, end: start > 0)
+    ids = BYTE_LEVEL.encode_trusted("<|end|><tool><|end|>", lambda start, end: start > 0).tolist()
     assert spelled(BYTE_LEVEL, ids) == [*"<|end|>", "<tool>", "<|end|>"]
 
 
