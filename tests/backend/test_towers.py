@@ -116,7 +116,7 @@ def test_conversations_with_images_at_once_are_answered_as_alone(
     """With few blocks, so that some are preempted; each tile costs the tower one step."""
     sampling = SamplingParams(max_tokens=30, temperature=0.0)
     folder = write_tower_folder(model, tmp_path / "model")
-    options = replace(OPTIONS, kv_blocks=16, max_sequences=8, max_batched_tokens=64)
+    options = replace(OPTIONS, kv_blocks=11, max_sequences=8, max_batched_tokens=64)
     options = replace(options, state_snapshots=4)  # without them, states cannot be found again
     with ExitStack() as stack:
         loaded = load_both(stack, backend, folder, options)
