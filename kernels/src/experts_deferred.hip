@@ -1,6 +1,6 @@
 // Experts of few tokens as experts_gemv.hip has them, in launches that do what lies between: gate
 // and up choose the experts by the router's logits, and may complete the norm of one row; down adds
-// its sum to the residual, whose norm it leaves for who reads it (deferred_norm.h).
+// its sum to the residual, whose norm it leaves for what reads it (deferred_norm.h).
 #include "rf/deferred_norm.h"
 #include "rf/experts_gemv.h"
 #include "rf/gemv_deferred.h"

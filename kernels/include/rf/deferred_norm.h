@@ -1,6 +1,6 @@
-// A norm that is left for later: who makes a row writes its int8 codes, with the scales that they
+// A norm that is left for later: what makes a row writes its int8 codes, with the scales that they
 // have without the norm's factor (1 / root mean square), and for every kActBlock columns the sum of
-// their squares; who reads it makes the factor of those, and multiplies the scales with it. So no
+// their squares; what reads it makes the factor of those, and multiplies the scales with it. So no
 // block of a product waits for another, and norm.h has what gives the same bits in a launch of its
 // own. That is for one row: with the factors of several, registers do not suffice on some chips.
 #pragma once
@@ -16,7 +16,7 @@ struct NormedActivations : Activations {
   float eps;
   float factor = 0.0f;
 
-  // Waits for who writes it; whole waves call this.
+  // Waits for what writes it; whole waves call this.
   __device__ __forceinline__ void wait() {
     wait_for_previous(q, scale, squares);
     find_factor();

@@ -1,8 +1,9 @@
 // GEMM for very many rows with the matrix instructions of Hopper GPUs.
 //
 // W is their left operand, so that each lane unpacks weights of two rows of W straight into
-// registers, and nothing but x goes through LDS. Instructions work while weights of those after
-// them are unpacked. A block takes 256 rows of x, so that each weight is unpacked once for as many.
+// registers, and nothing but x goes through LDS. The matrix unit multiplies while lanes
+// unpack the next weights. A block takes 256 rows of x, so that each weight is unpacked once for as
+// many.
 #pragma once
 
 #include "rf/gemm_block.h"

@@ -5,7 +5,7 @@
 
 namespace rf {
 
-// How many blocks of GEMV for one row shall fit on a multiprocessor of NVIDIA's, where a format
+// How many blocks of GEMV for one row shall fit on a multiprocessor of NVIDIA GPUs, where a format
 // says so; 0: as many as do. With fewer, the weights of a step come earlier.
 template <class Format, int kRows>
 inline constexpr int kGemvBlocks = 0;
@@ -38,7 +38,7 @@ __device__ __forceinline__ void gemv_sums(const uint8_t* weight, X& x, const Out
   });
 }
 
-// The same of the lanes of a block, which wait for who writes x.
+// The same of the lanes of a block, which wait for what writes x.
 template <class Format, int kRows, class X>
 __device__ __forceinline__ void gemv_sums(const uint8_t* weight, X& x, const Outputs& outputs,
                                           int tile, float (&sums)[kRows][kGroups]) {

@@ -11,8 +11,8 @@ namespace rf {
 inline constexpr int kDeferredTiles = kActBlock / (kGroups * kGroupRows);  // of a block
 // Half of the block has a tile each, so that as many waves read the matrix as in gemv.hip.
 inline constexpr int kDeferredThreads = kDeferredTiles * kGemvThreads;
-// What the compiler is told on NVIDIA: more, so that registers are left for a block of the next
-// kernel.
+// What the compiler is told on NVIDIA: more threads than a block has, so that registers are left
+// for a block of the next kernel.
 #if RF_NVIDIA
 inline constexpr int kDeferredBound = 3 * kGemvThreads;
 #else

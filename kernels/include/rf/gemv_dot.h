@@ -25,7 +25,7 @@ struct Activations {
     const int lo = slices - 1;  // 0 or 1
     return (min(m >> lo, rows - 1) + (m & lo) * rows) * quant_blocks;
   }
-  // Waits for who writes it.
+  // Waits for what writes it.
   __device__ __forceinline__ void wait() const { wait_for_previous(q, scale); }
   __device__ __forceinline__ Block load(int quant_block) const {
     const U4* values = reinterpret_cast<const U4*>(q) + 2 * static_cast<int64_t>(quant_block);

@@ -10,7 +10,8 @@ namespace rf {
 
 inline constexpr int kGatedTiles = kActBlock / kGroupRows;  // of a block
 
-// That shall fit on a multiprocessor of NVIDIA's where a norm is completed, as of kGemvBlocks.
+// Blocks that shall fit on a multiprocessor of NVIDIA GPUs where a norm is completed; 0: as many as
+// do.
 inline constexpr int kGatedBlocks = kBeginsEarly ? 3 : 0;
 
 // What the waves of a block found for its tiles.

@@ -14,7 +14,7 @@ struct NormTail {
   const float* scale;        // of the sum; null: 1
   const float* weight;       // [hidden_size]; null: the sum is not normed
   ActOutput out;
-  float* squares;  // [rows, hidden_size / kActBlock, rounded up], for ourselves
+  float* squares;  // [rows, hidden_size / kActBlock, rounded up], scratch
   int hidden_size;
   float eps;
 

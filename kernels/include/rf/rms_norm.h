@@ -23,7 +23,7 @@ struct NormInput {
   const float* scale = nullptr;        // kAdd: multiplies the sum, if it is not null
 };
 
-// A norm of it: null weight: there is none.
+// A norm of the row; without a weight none is made.
 struct NormOutput {
   const float* weight = nullptr;
   ActOutput out = {};
@@ -37,8 +37,8 @@ __device__ __forceinline__ void load_row(const float* from, int hidden_size, Nor
   }
 }
 
-// 1 / root mean square of a row, in all threads of its block.
-// Those beyond its end are zeros. `squares`: LDS of kMostSquares, free again when this returns.
+// Returns 1 / root mean square of a row in all threads of its block. Values beyond the row's end
+// are zeros. `squares`: LDS of kMostSquares, free again when this returns.
 __device__ __forceinline__ float norm_factor(const NormRow& values, int hidden_size, float eps,
                                              float* squares) {
   const int count = (hidden_size + kActBlock - 1) / kActBlock;

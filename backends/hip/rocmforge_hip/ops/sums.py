@@ -150,7 +150,7 @@ class Sums:
         return out
 
     def completed(self, x: Activation) -> Activation:
-        """Returns the activation, made now if it is a norm that was left for who reads it."""
+        """Returns the activation, made now if it is a norm that was left for what reads it."""
         if is_norm_later(x):
             x.f32, x.is_made = x.arrays.float32(x.rows, x.features), True
             self._norms.norm(x.residual, x.weight, None, x)

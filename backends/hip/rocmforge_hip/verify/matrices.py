@@ -312,7 +312,7 @@ def _deferred(bench: Workbench) -> float:
 def completed_errors(
     bench: Workbench, normed: Activation, total: Array, norm: Array
 ) -> Iterator[float]:
-    """Yields the errors of the int8 form of a norm that is left for later, and of who reads it.
+    """Yields the errors of the int8 form of a norm that is left for later, and of what reads it.
 
     Args:
         bench: Its model multiplies with the norm.

@@ -54,12 +54,12 @@ class UnmadeProduct(Activation):
     part: MatrixPart
     bias: Weight | None
     post_norm: Weight | None = None  # what is added is the norm of the product
-    defers: bool = False  # whether the norm of the sum is left for who reads it, if that can be
+    defers: bool = False  # whether the norm of the sum is left for what reads it, if that can be
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class NormLater(Activation):
-    """A norm that who reads it completes (kernels/include/rf/deferred_norm.h).
+    """A norm that what reads it completes (kernels/include/rf/deferred_norm.h).
 
     Until somebody makes it, it has the int8 form alone, with scales that lack its factor.
     """
@@ -71,7 +71,7 @@ class NormLater(Activation):
     is_made: bool = False
 
     def parts(self) -> dict[str, DeviceArray]:
-        """Returns what who adds to the residual leaves, as arguments of kernels."""
+        """Returns what is left for the product that reads this, as arguments of kernels."""
         assert self.q is not None
         assert self.q_scale is not None
         return {"normed_q": self.q, "normed_q_scale": self.q_scale, "squares": self.squares}
@@ -228,7 +228,7 @@ class MixedGemvKernels:
     def add_and_defer(
         self, product: UnmadeProduct, residual: Activation, weight: Weight, eps: float
     ) -> NormLater:
-        """Adds a product to the residual, and returns the norm of the sum for who reads it.
+        """Adds a product to the residual, and returns the norm of the sum for what reads it.
 
         Args:
             product: What to make first.
