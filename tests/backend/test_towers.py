@@ -94,7 +94,7 @@ def test_an_answer_after_images_is_that_of_transformers(model: TinyTower, loaded
     expected = goldens(model.name)["answer"]
     prompt = shown(model, PARTS, loaded.vision)
     sampling = SamplingParams(max_tokens=len(expected), temperature=0.0)
-    for budget in (256, 24 if model.averages else 7):
+    for budget in (256, 24 if model.both_ways else 7):
         core = replace(loaded, options=replace(OPTIONS, max_batched_tokens=budget)).core()
         found, _ = tokens_of(core, [(prompt, sampling)])
         assert found == [expected]

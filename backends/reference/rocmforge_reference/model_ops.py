@@ -317,7 +317,9 @@ class ReferenceOps:
             softcap=spec.softcap,
             window=spec.window,
             sinks=_values(sinks),
-            seen_ends=step.input.seen_ends if len(step.input.seen_ends) else None,
+            seen_ends=step.input.seen_ends
+            if len(step.input.seen_ends) and spec.sees_ahead
+            else None,
         ).reshape(len(q), -1)
 
     def store_latent(self, step: Step, kv: Float32Array, norm: Weight, spec: AttentionSpec) -> None:
@@ -509,8 +511,22 @@ class ReferenceOps:
         rows = len(x) // count
         return x[: rows * count].reshape(rows, -1)
 
-    def norm_sums(self, x: Float32Array, weight: Weight, count: int) -> Float32Array:
-        return ops.rms_norm(x / count, weight.values, self._config.norm_eps)
+    def norm_sums(
+        self,
+        x: Float32Array,
+        weight: Weight,
+        count: int,
+        eps: float,
+        standard: tuple[Weight, Weight] | None = None,
+    ) -> Float32Array:
+        if standard is not None:
+            shift, scale = standard
+            x = (x + shift.values) * scale.values
+        return ops.rms_norm(x / count, weight.values, eps)
+
+    def norm_values(self, v: Float32Array, weight: Weight, spec: AttentionSpec) -> Float32Array:
+        heads = _heads(v, self._config.layers[spec.layer].value_dim)
+        return self.norm(heads, weight, None).reshape(len(v), -1)
 
 
 def _advance(

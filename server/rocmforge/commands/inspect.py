@@ -235,6 +235,8 @@ def _images(vision: VisionConfig, tower: ModelConfig | None) -> str:
         token, edge = (processor.patch * processor.merge) ** 2, processor.longest_edge
         limits = f"{processor.least_pixels:,} to {processor.most_pixels:,}"
         limits = f"up to {edge:,} x {edge:,}" if edge else limits
+        if processor.most_rows:
+            limits = f"up to {processor.most_rows * token:,}"
         said = f"{limits} pixels in their own shape, {token:,} to a token"
     if tower is None:
         return said

@@ -42,6 +42,7 @@ Size = Literal[
     "attended_features",
     "query_norm_features",
     "key_norm_features",
+    "value_dim",
     "latent_features",
     "latent_rank",
     "latent_plain_dim",
@@ -166,6 +167,7 @@ class Attention(Generic[W]):
     q_norm_bias: W | None = field(default=None, metadata=whole("query_norm_features"))
     k_norm: W | None = field(default=None, metadata=whole("key_norm_features"))
     k_norm_bias: W | None = field(default=None, metadata=whole("key_norm_features"))
+    v_norm: W | None = field(default=None, metadata=whole("value_dim"))  # of towers
     # Of each head, a score that takes its part of the softmax and has no value (Xiao et al. 2024).
     sinks: W | None = field(default=None, metadata=column("num_heads"))
     # Its sigmoids multiply the results of all heads.
@@ -443,6 +445,9 @@ class Projector(Generic[W]):
     """
 
     norm: W | None = field(default=None, metadata=whole("hidden_size"))
+    # Of sums that are standardised before that norm: what is added, and what multiplies them then.
+    shift: W | None = field(default=None, metadata=whole("hidden_size"))
+    scale: W | None = field(default=None, metadata=whole("hidden_size"))
     row_norm: W | None = field(default=None, metadata=whole("merged_features"))
     row_norm_bias: W | None = field(default=None, metadata=whole("merged_features"))
     merger: W | None = field(default=None, metadata=whole("hidden_size", "merged_features"))

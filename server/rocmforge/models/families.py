@@ -65,6 +65,8 @@ class ModelFamily:
     has_uneven_heads: bool = False
     has_dense_beside_experts: bool = False
     tiled_values: bool = False  # as `DeltaConfig.is_tiled`, in GGUF files
+    # Rows of an image see those behind them in layers with a window alone.
+    sees_ahead_in_windows: bool = False
     axes: PositionAxes | None = None  # of positions in images; None: they are as those of text
 
     @property
@@ -342,6 +344,7 @@ FAMILIES: Final[Mapping[str, ModelFamily]] = MappingProxyType(
             unscaled_scores=True,
             has_uneven_heads=True,
             has_dense_beside_experts=True,
+            sees_ahead_in_windows=True,
         ),
         # Muse Glimmer, without its tower.
         "muse-glimmer": ModelFamily(
@@ -404,6 +407,17 @@ FAMILIES: Final[Mapping[str, ModelFamily]] = MappingProxyType(
             norm=NormKind.LAYER,
             activation=ActivationFunction.GELU_TANH,
             has_rope=False,
+        ),
+        # Of Gemma 4; norms of values and that of the projector have no weights in files.
+        "gemma4-tower": ModelFamily(
+            has=_ATTENTION
+            | _POST_NORMS
+            | _HEAD_NORMS
+            | {"attention.v_norm", "attention_norm", "feed_forward_norm", "feed_forward.gate"}
+            | {"patches.matrix", "projector.norm", "projector.matrix"},
+            may_have=frozenset({"projector.shift", "projector.scale"}),
+            causal=False,
+            activation=ActivationFunction.GELU_TANH,
         ),
         # Bai et al. 2025, arXiv:2511.21631: of Qwen3-VL and Qwen 3.5.
         "qwen3vl-tower": ModelFamily(

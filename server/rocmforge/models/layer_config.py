@@ -174,6 +174,8 @@ class LayerConfig:
     experts: ExpertsConfig | None = None
     joint_head_norms: bool = False  # norms of queries and keys, if any, are of all heads together
     rotates_first: bool = False  # rope comes before those norms
+    # Rows of an image that see those behind them, as `VisionConfig.both_ways` says, do so here.
+    sees_ahead: bool = True
     norms_values: bool = False  # each head, by root mean square, without a weight
     # The layer whose keys and values it reads; then it has none, and no heads of them.
     cache_of: int | None = None

@@ -185,6 +185,10 @@ def as_declared(tensor: Tensor, place: WeightPlace) -> Tensor:
     may have others, as one of groups. Patches have colours, rows and columns.
     """
     shape, num_axes = tensor.shape, len(place.declared.shape)
+    if place.name == "embedding.token" and len(shape) == 3 and shape[0] == 2:
+        # Of Gemma 4's tower: a table for columns, then one for rows.
+        joined = tensor.data.reshape(shape[0] * shape[1], -1)
+        return replace(tensor, shape=(shape[0] * shape[1], shape[2]), data=joined)
     if place.name in ("embedding.token", "embedding.class_token"):
         while len(shape) > num_axes and shape[0] == 1:
             tensor = replace(tensor, shape=shape[1:], data=tensor.data[0])
@@ -234,6 +238,45 @@ def merge_by_patch(config: ModelConfig, weights: dict[str, Tensor]) -> None:
         order = np.arange(config.merged_features).reshape(size, -1).T.reshape(-1)
         name = f"{matrix.name}, by patch"
         weights["projector.merger"] = Transposed(PickedRows(name, Transposed(matrix), order))
+
+
+def colours_first(config: ModelConfig, weights: dict[str, Tensor]) -> None:
+    """Orders what multiplies a patch by colour, where files have the colours of each pixel."""
+    matrix = weights.get("patches.matrix")
+    if matrix is not None and matrix.shape == (config.hidden_size, config.patch_features):
+        order = np.arange(config.patch_features).reshape(-1, 3).T.reshape(-1)
+        name = f"{matrix.name}, by colour"
+        weights["patches.matrix"] = Transposed(PickedRows(name, Transposed(matrix), order))
+
+
+def turn_gemma4_tower(config: ModelConfig, weights: dict[str, Tensor]) -> None:
+    """Gives heads of Gemma 4's tower the order of others, and its end what each row needs.
+
+    In files, the first half of a head rotates by columns and the other one by rows, the pairs of
+    each a quarter of a head apart. Here, pairs lie half a head apart, those of rows first. A row is
+    the mean of its patches times sqrt(hidden_size), from which one vector is taken, and which
+    another one multiplies: what is added to the sum of its patches is made of the first.
+    """
+    for index, layer in enumerate(config.layers):
+        quarters = np.arange(layer.key_dim).reshape(4, -1)[[2, 0, 3, 1]].reshape(-1)
+        for part, heads in (("q", layer.num_heads), ("k", layer.num_kv_heads)):
+            stem = f"layers.{index}.attention.{part}"
+            matrix, norm = weights.get(stem), weights.get(f"{stem}_norm")
+            if matrix is not None and matrix.shape[0] == heads * layer.key_dim:
+                rows = (np.arange(heads)[:, None] * layer.key_dim + quarters).reshape(-1)
+                weights[stem] = PickedRows(f"{matrix.name}, by axes", matrix, rows)
+            if norm is not None and norm.shape == (layer.key_dim,):
+                values = norm.to_float32()[quarters]
+                weights[f"{stem}_norm"] = float32_tensor(f"{norm.name}, by axes", values)
+    shift = weights.get("projector.shift")
+    if shift is not None and config.tower is not None:
+        factor = np.float32(-config.tower.merged / config.hidden_size**0.5)
+        name = f"{shift.name}, of sums"
+        weights["projector.shift"] = float32_tensor(name, shift.to_float32() * factor)
+    for one, other in (("shift", "scale"), ("scale", "shift")):
+        alone = weights.get(f"projector.{one}")
+        if alone is not None and f"projector.{other}" not in weights:
+            raise UnsupportedTensor(alone.name, "what is standardised has another such vector, too")
 
 
 def halves_of_heads(config: ModelConfig, weights: dict[str, Tensor]) -> None:

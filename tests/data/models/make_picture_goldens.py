@@ -20,6 +20,7 @@ from tests.data.models.pictures import COUNT, picture, sampled
 # Not among the tools of this project, so type checking must not need them.
 transformers = import_module("transformers")
 idefics3 = import_module("transformers.models.idefics3.image_processing_pil_idefics3")
+gemma4 = import_module("transformers.models.gemma4.image_processing_pil_gemma4")
 gemma3 = import_module("transformers.models.gemma3.image_processing_pil_gemma3")
 got_ocr2 = import_module("transformers.models.got_ocr2.image_processing_pil_got_ocr2")
 pixtral = import_module("transformers.models.pixtral.image_processing_pil_pixtral")
@@ -45,6 +46,13 @@ def processor(config: ProcessorConfig) -> Any:
             min_patches=config.least_tiles,
             max_patches=config.most_tiles,
             **common,
+        )
+    if config.kind is ProcessorKind.GEMMA4:
+        return gemma4.Gemma4ImageProcessorPil(
+            max_soft_tokens=config.most_rows,
+            patch_size=config.patch,
+            pooling_kernel_size=config.merge,
+            resample=int(config.resampling),
         )
     if config.kind is ProcessorKind.PIXTRAL:  # `PixtralProcessor` gives it patches of a row
         return pixtral.PixtralImageProcessorPil(
@@ -80,6 +88,12 @@ def golden(number: int) -> list[int]:
         limits = config.least_tiles, config.most_tiles
         columns, rows = got_ocr2.get_optimal_tiled_canvas(*sizes, *limits)
         rows, columns = (0, 0) if rows * columns == 1 else (rows, columns)
+    elif config.kind is ProcessorKind.GEMMA4:
+        made = found.preprocess([image], return_tensors="np")
+        columns, rows = made["image_position_ids"][0].max(axis=0) + 1
+        cut = made["pixel_values"][0][: rows * columns]
+        cut = cut.reshape(rows, columns, config.patch, config.patch, 3).transpose(4, 0, 2, 1, 3)
+        tiles = cut.reshape(1, 3, rows * config.patch, columns * config.patch) * 2 - 1
     elif config.kind is ProcessorKind.PIXTRAL:
         made = found.preprocess([image], return_tensors="np")
         tiles, (height, width) = made["pixel_values"], made["image_sizes"][0]

@@ -39,6 +39,7 @@ CLASSES = {
     "qwen3_5": ("Qwen3_5", "ForConditionalGeneration"),
     "internvl": ("InternVL", "ForConditionalGeneration"),
     "internvl_6b": ("InternVL", "ForConditionalGeneration"),
+    "gemma4": ("Gemma4", "ForConditionalGeneration"),
     "mistral3": ("Mistral3", "ForConditionalGeneration"),
     "pixtral": ("Llava", "ForConditionalGeneration"),
     "qwen2_vl": ("Qwen2VL", "ForConditionalGeneration"),
@@ -54,7 +55,7 @@ def build(model: TinyTower) -> Any:
     network = getattr(transformers, stem + suffix)(config).eval()
     weights = {name: torch.from_numpy(value) for name, value in hf_weights(model).items()}
     missing, unexpected = network.load_state_dict(weights, strict=False)
-    assert set(missing) <= ({"lm_head.weight"} if model.averages else set()), missing
+    assert set(missing) <= ({"lm_head.weight"} if model.ties else set()), missing
     assert not unexpected, unexpected
     return network
 
@@ -67,6 +68,8 @@ def golden(model: TinyTower) -> dict[str, Any]:
     tiles = [(tile * np.float32(1 / 255) - np.float32(0.5)) / np.float32(0.5) for tile in tiles]
     if model.is_qwen:
         given = qwen_inputs(model, tiles)
+    elif model.name == "gemma4":
+        given = gemma4_inputs(model, tiles)
     elif model.keeps_shape:
         given = padded(tiles)
     else:
@@ -85,7 +88,7 @@ def golden(model: TinyTower) -> dict[str, Any]:
         count, logits = len(ids), np.zeros(0)
         for _ in range(GENERATED):
             tokens = torch.tensor([ids])
-            if model.averages or model.is_qwen:
+            if model.both_ways or model.is_qwen:
                 name = "token_type_ids" if model.averages else "mm_token_type_ids"
                 given[name] = (tokens == PLACEHOLDER).int()
             logits = network(input_ids=tokens, **given).logits[0].numpy()
@@ -115,6 +118,25 @@ def padded(tiles: list[Any]) -> dict[str, Any]:
         place[:, : tile.shape[1], : tile.shape[2]] = tile
     sizes = [tile.shape[1:] for tile in tiles]
     return {"pixel_values": torch.from_numpy(found), "image_sizes": torch.tensor(sizes)}
+
+
+def gemma4_inputs(model: TinyTower, tiles: list[Any]) -> dict[str, Any]:
+    """Patches from 0 to 1 with their columns and rows, and nothing up to the most of them."""
+    vision = model.config["vision_config"]
+    side, most = vision["patch_size"], model.processor["max_soft_tokens"] * model.merge**2
+    patches, places = [], []
+    for tile in tiles:
+        rows, columns = tile.shape[1] // side, tile.shape[2] // side
+        cut = tile.reshape(3, rows, side, columns, side).transpose(1, 3, 2, 4, 0)
+        cut = cut.reshape(rows * columns, -1) / 2 + np.float32(0.5)
+        own = np.stack(np.divmod(np.arange(rows * columns), columns)[::-1], axis=1)
+        behind = ((0, most - rows * columns), (0, 0))
+        patches.append(np.pad(cut, behind))
+        places.append(np.pad(own, behind, constant_values=-1))
+    return {
+        "pixel_values": torch.from_numpy(np.stack(patches)),
+        "image_position_ids": torch.from_numpy(np.stack(places)),
+    }
 
 
 def qwen_inputs(model: TinyTower, tiles: list[Any]) -> dict[str, Any]:

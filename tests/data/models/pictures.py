@@ -19,7 +19,8 @@ from rocmforge.models.vision.config import ProcessorConfig, ProcessorKind, Resam
 _WITH_TILES: Final = 200
 _OF_QWEN: Final = _WITH_TILES + 60
 _OF_PIXTRAL: Final = _OF_QWEN + 60
-COUNT: Final = _OF_PIXTRAL + 60
+_OF_INTERNVL: Final = _OF_PIXTRAL + 60
+COUNT: Final = _OF_INTERNVL + 40
 SAMPLES: Final = 24
 _MODES: Final = ("RGB", "RGBA", "L", "LA", "P", "transparent", "1", "CMYK", "YCbCr", "I;16")
 _SIZES: Final = ((1, 1), (1, 300), (300, 1), (2, 3), (64, 64), (65, 64), (1500, 4), (192, 192))
@@ -89,16 +90,28 @@ CONFIGS: Final = (
         mean=(0.48, 0.45, 0.4),
         std=(0.27, 0.26, 0.28),
     ),
+    ProcessorConfig(
+        kind=ProcessorKind.GEMMA4,
+        most_rows=70,
+        resampling=Resampling.BICUBIC,
+        patch=5,
+        merge=3,
+        places=1024,
+        adds_places=True,
+        mean=_HALF,
+        std=_HALF,
+    ),
 )
 
 
 def picture(number: int) -> tuple[Image.Image, ProcessorConfig]:
     """A picture, and what it is prepared with."""
     rng = np.random.default_rng(number)
-    width, height = _SIZES[number] if number < len(_SIZES) else rng.integers(2, 260, 2).tolist()
+    place = number - _OF_INTERNVL if number >= _OF_INTERNVL else number
+    width, height = _SIZES[place] if place < len(_SIZES) else rng.integers(2, 260, 2).tolist()
     mode, config = _MODES[number % len(_MODES)], CONFIGS[number % 3]
     if number >= _WITH_TILES:
-        config = CONFIGS[3 + (number >= _OF_QWEN) + (number >= _OF_PIXTRAL)]
+        config = CONFIGS[3 + sum(number >= end for end in (_OF_QWEN, _OF_PIXTRAL, _OF_INTERNVL))]
     down, right = np.mgrid[0:height, 0:width] / 60
     waves = [np.sin(rng.uniform(1, 9) * down + rng.uniform(1, 9) * right) for _ in range(4)]
     noise = rng.integers(-40, 40, (height, width, 4))

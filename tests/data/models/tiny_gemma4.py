@@ -66,7 +66,8 @@ def _keys(
     }
 
 
-def _shapes(config: dict[str, Any]) -> Shapes:
+def gemma4_shapes(config: dict[str, Any]) -> Shapes:
+    """The shapes of all weights, by Hugging Face's names."""
     dim, heads, vocab = config["hidden_size"], config["num_attention_heads"], config["vocab_size"]
     size = config["hidden_size_per_layer_input"]
     count = config["num_hidden_layers"]
@@ -130,12 +131,12 @@ def _model(name: str, seed: int, config: dict[str, Any], keys: dict[str, Value])
         seed=seed,
         config=config,
         keys=keys,
-        shapes=_shapes(config),
-        extra_tensors={"rope_freqs.weight": _rope_divisors(_FULL_DIM)},
+        shapes=gemma4_shapes(config),
+        extra_tensors={"rope_freqs.weight": rope_divisors(_FULL_DIM)},
     )
 
 
-def _rope_divisors(head_dim: int) -> npt.NDArray[np.float32]:
+def rope_divisors(head_dim: int) -> npt.NDArray[np.float32]:
     """Lets the first quarter of the pairs rotate, rounded down."""
     pairs = head_dim // 2
     return np.where(np.arange(pairs) < pairs // 4, 1.0, 1e30).astype(np.float32)
@@ -165,8 +166,8 @@ def sized_gemma4(model: TinyModel, **sizes: int) -> TinyModel:
         model,
         config=config,
         keys=keys,
-        shapes=_shapes(config),
-        extra_tensors={"rope_freqs.weight": _rope_divisors(full)},
+        shapes=gemma4_shapes(config),
+        extra_tensors={"rope_freqs.weight": rope_divisors(full)},
     )
 
 

@@ -76,8 +76,22 @@ class TinyTower:
 
     @property
     def averages(self) -> bool:
-        """Whether it has Gemma 3's end, with rows that see each other both ways."""
+        """Whether it has Gemma 3's end."""
         return bool(self.config["model_type"] == "gemma3")
+
+    @property
+    def both_ways(self) -> bool:
+        """Whether its rows see each other both ways."""
+        return self.averages
+
+    @property
+    def ties(self) -> bool:
+        """Whether its embedding makes logits, too."""
+        return self.averages
+
+    def drawn(self, name: str, noise: npt.NDArray[np.float32]) -> npt.NDArray[np.float32] | None:
+        """A weight of its own kind, of noise; None of others."""
+        return None
 
     @property
     def is_qwen(self) -> bool:
@@ -421,7 +435,9 @@ def hf_weights(model: TinyTower) -> Tensors:
     weights: Tensors = {}
     for name, shape in model.shapes.items():
         noise = rng.standard_normal(shape, dtype=np.float32)
-        if ("norm" in name or "ln_q" in name) and name.endswith("weight"):
+        if (own := model.drawn(name, noise)) is not None:
+            weights[name] = own
+        elif ("norm" in name or "ln_q" in name) and name.endswith("weight"):
             adds_one = model.averages or model.name == "qwen3_5"
             less = adds_one and ("language_model" in name or "soft_emb" in name)
             less = less and "linear_attn" not in name
@@ -430,7 +446,7 @@ def hf_weights(model: TinyTower) -> Tensors:
             weights[name] = np.float32(0.5) + np.float32(0.2) * noise
         elif name.endswith("A_log"):
             weights[name] = np.float32(0.8) * noise - 2
-        elif model.averages and "embed_tokens" in name:  # or the output would be the input
+        elif model.ties and "embed_tokens" in name:  # or the output would be the input
             weights[name] = np.float32(0.05) * noise
         elif (
             name.endswith(("bias", "cls_token", "position_embeddings"))

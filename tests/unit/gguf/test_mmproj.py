@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rocmforge.errors import ConfigurationError, RocmForgeError
+from rocmforge.errors import ConfigurationError, RocmForgeError, UnsupportedArchitecture
 from rocmforge.gguf.checkpoint import open_gguf_checkpoint
 from rocmforge.gguf.reader import open_gguf
 from rocmforge.models.config import ActivationFunction
 from rocmforge.opening import describe, open_checkpoint
+from tests.data.models.tiny_gemma4_tower import GEMMA4, gemma4_with_layer_embeddings
 from tests.data.models.tiny_internvl import INTERNVL
 from tests.data.models.tiny_pixtral import MISTRAL3, PIXTRAL
 from tests.data.models.tiny_towers import (
@@ -155,6 +156,41 @@ def test_a_file_of_internvl_need_not_say_how_many_tiles_there_are(tmp_path: Path
         assert checkpoint.vision is not None
         processor = checkpoint.vision.processor
         assert (processor.least_tiles, processor.most_tiles) == (1, 12)
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"projector.scale_factor": 4}, "has 840 places of each axis; 1120 may be"),
+        ({"attention.head_count": 32}, "9 elements of a head do not rotate"),
+        ({"projection_dim": 64}, "the tower of another model"),
+        ({"attention.layer_norm_epsilon": 1.0}, "epsilon"),
+    ],
+)
+def test_a_tower_of_gemma_4_that_does_not_fit_is_refused(
+    tmp_path: Path, keys: dict[str, Any], message: str
+) -> None:
+    path = write_tower_files(GEMMA4, tmp_path, **keys)
+    with pytest.raises(RocmForgeError, match=message):
+        open_gguf_checkpoint(path, mmproj=tmp_path / "mmproj-model-f32.gguf")
+
+
+def test_gemma_4_with_embeddings_for_layers_is_text_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = write_tower_files(gemma4_with_layer_embeddings(), tmp_path)
+    with caplog.at_level(logging.WARNING), open_checkpoint(path) as checkpoint:
+        assert checkpoint.tower is None
+    assert "as Gemma 4 E2B and E4B have" in caplog.text
+    with pytest.raises(UnsupportedArchitecture, match="another embedding for each layer"):
+        open_gguf_checkpoint(path, mmproj=tmp_path / "mmproj-model-f32.gguf")
+
+
+def test_rows_of_gemma_4_see_those_behind_them_in_layers_with_a_window(tmp_path: Path) -> None:
+    with open_checkpoint(write_tower_files(GEMMA4, tmp_path)) as checkpoint:
+        assert checkpoint.vision is not None
+        assert (checkpoint.vision.both_ways, checkpoint.vision.whole_rows) == (True, 280)
+        assert [layer.sees_ahead for layer in checkpoint.config.layers] == [True, False, False]
 
 
 def test_a_model_without_the_token_behind_lines_takes_no_images_of_mistral(tmp_path: Path) -> None:

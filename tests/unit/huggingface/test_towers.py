@@ -14,6 +14,7 @@ from rocmforge.errors import BadFolder, RocmForgeError, UnsupportedTensor
 from rocmforge.models.config import ActivationFunction
 from rocmforge.models.vision.config import ProcessorKind, Resampling
 from rocmforge.opening import describe, open_checkpoint
+from tests.data.models.tiny_gemma4_tower import GEMMA4, gemma4_with_layer_embeddings
 from tests.data.models.tiny_internvl import INTERNVL
 from tests.data.models.tiny_pixtral import MISTRAL3, PIXTRAL, TinyPixtral
 from tests.data.models.tiny_towers import (
@@ -478,3 +479,85 @@ def test_qwen_2_is_read_in_the_layout_in_which_it_was_published(
         assert other.tower is not None
         assert replace(one.tower.config, name="") == replace(other.tower.config, name="")
         assert one.tower.weights.keys() == other.tower.weights.keys()
+
+
+def write_gemma4(folder: Path, vision: dict[str, Any], **processor: Any) -> Path:
+    """The tiny Gemma 4 with changes to its tower's configuration and to its processor."""
+    changed = GEMMA4.config["vision_config"] | vision
+    path = write_tower_folder(GEMMA4, folder / "model", vision_config=changed)
+    (path / "preprocessor_config.json").write_text(json.dumps(GEMMA4.processor | processor))
+    return path
+
+
+def test_a_folder_of_gemma_4_says_how_it_takes_images(tmp_path: Path) -> None:
+    with open_checkpoint(write_gemma4(tmp_path, {}, max_soft_tokens=70)) as checkpoint:
+        vision, tower = checkpoint.vision, checkpoint.tower
+        assert vision is not None
+        assert tower is not None
+        assert (vision.placeholder, vision.marker) == (PLACEHOLDER, "<|image|>")
+        assert (vision.begin, vision.end) == ("<|image>", "<image|>")
+        assert (vision.both_ways, vision.whole_rows) == (True, 70)
+        processor = vision.processor
+        assert (processor.kind, processor.most_patches) == (ProcessorKind.GEMMA4, 630)
+        assert (processor.mean, processor.std) == ((0.5,) * 3, (0.5,) * 3)
+        assert (tower.config.vocab_size, tower.config.max_context) == (1680, 630)
+        # The first layer of the text model has a window: rows see those behind them there alone.
+        assert [layer.sees_ahead for layer in checkpoint.config.layers] == [True, False, False]
+        stored = hf_weights(GEMMA4)["model.vision_tower.patch_embedder.input_proj.weight"]
+        found = tower.weights["patches.matrix"].to_float32()
+        np.testing.assert_array_equal(found[:, 64:128], stored[:, 1::3])  # green
+
+
+def test_rows_of_gemma_4_see_each_other_both_ways_if_its_text_part_says_so(tmp_path: Path) -> None:
+    text = GEMMA4.config["text_config"] | {"use_bidirectional_attention": None}
+    found = describe(write_tower_folder(GEMMA4, tmp_path / "model", text_config=text)).vision
+    assert found is not None
+    assert (found.both_ways, found.whole_rows) == (False, 0)
+
+
+@pytest.mark.parametrize("has", ["bounds", "embeddings of layers"])
+def test_gemma_4_with_a_tower_that_is_not_read_is_served_as_text(tmp_path: Path, has: str) -> None:
+    path = tmp_path / "model"
+    if has == "bounds":
+        vision = GEMMA4.config["vision_config"] | {"use_clipped_linears": True}
+        write_tower_folder(GEMMA4, path, vision_config=vision)
+    else:
+        write_tower_folder(gemma4_with_layer_embeddings(), path)
+    contents = describe(path)
+    assert contents.refusal is None
+    assert contents.vision is None
+    assert contents.tower is None
+
+
+@pytest.mark.parametrize(
+    ("vision", "processor", "message"),
+    [
+        ({"model_type": "siglip_vision_model"}, {}, "a tower of the type siglip"),
+        ({"hidden_activation": "relu"}, {}, "hidden_activation"),
+        ({"rope_parameters": {"rope_theta": 1.0}}, {}, "rope_theta"),
+        ({"rope_parameters": {"rope_type": "yarn"}}, {}, "rope_type"),
+        ({"head_dim": 70}, {}, "70 elements of a head do not rotate"),
+        ({"pooling_kernel_size": 2}, {}, "the tower says 2"),
+        ({"position_embedding_size": 839}, {}, "840 patches a side"),
+        ({"hidden_size": 256}, {}, "input_proj"),
+        ({}, {"patch_size": 16}, "the tower says 8"),
+        ({}, {"do_normalize": True, "image_mean": [0.5] * 3}, "not normalised"),
+        ({}, {"max_soft_tokens": 0}, "max_soft_tokens"),
+        ({}, {"do_rescale": False}, "do_rescale"),
+    ],
+)
+def test_what_cannot_be_of_gemma_4_is_refused_by_its_name(
+    tmp_path: Path, vision: dict[str, Any], processor: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(RocmForgeError, match=message):
+        open_checkpoint(write_gemma4(tmp_path, vision, **processor))
+
+
+@pytest.mark.parametrize("missing", ["std_bias", "std_scale", "encoder.layers.1.self_attn.k_norm"])
+def test_a_tower_of_gemma_4_lacks_no_weight(tmp_path: Path, missing: str) -> None:
+    path, weights = write_gemma4(tmp_path, {}), hf_weights(GEMMA4)
+    rest = {name: weight for name, weight in weights.items() if missing not in name}
+    assert len(rest) == len(weights) - 1
+    write_safetensors(path / "model.safetensors", rest)
+    with pytest.raises(UnsupportedTensor, match=r"std_|k_norm"):
+        open_checkpoint(path)

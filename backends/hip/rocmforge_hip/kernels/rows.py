@@ -104,7 +104,7 @@ def rf_resolve_tokens(
 def rf_embed_add(
     *,
     table: Pointer | None,
-    positions: Pointer,
+    positions: Pointer | None,
     type: Pointer | None,
     x: Pointer,
     table_rows: I32,

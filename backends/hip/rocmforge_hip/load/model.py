@@ -15,6 +15,7 @@ from rocmforge.backend.windows import WindowGroups
 from rocmforge.models.blocks import ModelWeights
 from rocmforge.models.checkpoint import Locate
 from rocmforge.models.config import ModelConfig, alibi_slopes
+from rocmforge.models.families import FAMILIES
 from rocmforge.models.lora import Adapter
 from rocmforge.models.rope import RopeTables
 from rocmforge_hip.device.memory import ArraySpec, DeviceArray, spec
@@ -25,6 +26,7 @@ from rocmforge_hip.load.memory_budget import MemoryPlan, cache_arrays
 from rocmforge_hip.ops.activations import ActivationArrays
 from rocmforge_hip.ops.cached_attention import DeviceRopeTable, LayerCache
 from rocmforge_hip.ops.collective import Communicator
+from rocmforge_hip.ops.full_attention import UnturnedRows
 from rocmforge_hip.ops.geometry import Geometry
 from rocmforge_hip.ops.lora import DeviceAdapters
 from rocmforge_hip.ops.model_ops import HipOps, Resources
@@ -97,6 +99,7 @@ class ModelLoading:
             tables={} if tables is None else self._upload_tables(tables),
             query_gains=self._load_gains(tables),
             slopes=self._load_slopes(),
+            unturned=self._load_unturned(),
             formats=_formats(planned, of_experts=False),
             expert_formats=_formats(planned, of_experts=True),
             adapters=self._load_adapters(weights, adapters),
@@ -195,6 +198,20 @@ class ModelLoading:
             return None
         slopes = np.array(alibi_slopes(self._config.layers[0].num_heads), np.float32)
         return upload(self._device, slopes, "slopes")
+
+    def _load_unturned(self) -> UnturnedRows | None:
+        if "attention.v_norm" not in FAMILIES[self._config.architecture].has:
+            return None
+        pairs, tokens = self._config.layers[0].value_dim // 2, self._plan.limits.tokens
+        cos, sin, positions = (
+            upload(self._device, values, "a rotation by nothing")
+            for values in (
+                np.ones((1, pairs), np.float32),
+                np.zeros((1, pairs), np.float32),
+                np.zeros(tokens, np.int32),
+            )
+        )
+        return UnturnedRows(DeviceRopeTable(cos, sin), positions)
 
     def _new_caches(self) -> tuple[LayerCache[DeviceArray], ...]:
         if not self._config.causal:

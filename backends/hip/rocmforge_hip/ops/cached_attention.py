@@ -465,7 +465,7 @@ class CachedAttention:
             sequences=inputs.prefills,
             query_start=inputs.query_start,
             context_len=inputs.context_len,
-            seen_ends=inputs.seen_ends if shape.both_ways else None,
+            seen_ends=inputs.seen_ends if shape.both_ways and spec.sees_ahead else None,
             sinks=sinks,
             out=out,
             partial=partial,

@@ -6,6 +6,7 @@ Queries, keys and values are halves, and stay where they are.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Final
 
 from rocmforge.models.config import ModelConfig
@@ -29,6 +30,14 @@ _ROPE_THREADS: Final = 128
 _THREADS: Final = 256
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class UnturnedRows:
+    """One row of a table of rotations that turns nothing, which all tokens have."""
+
+    table: DeviceRopeTable
+    positions: DeviceArray  # int32 [tokens of the largest step], zeros
+
+
 class FullAttention:
     """Launches it.
 
@@ -37,6 +46,7 @@ class FullAttention:
         library: Where the kernels are.
         tables: By whether they are for `local_rope`.
         slopes: Of the heads, what a score loses for each token of distance; None for nothing.
+        unturned: For values, where they are normed; else None.
     """
 
     def __init__(
@@ -45,10 +55,12 @@ class FullAttention:
         library: KernelLibrary,
         tables: Mapping[bool, DeviceRopeTable],
         slopes: DeviceArray | None,
+        unturned: UnturnedRows | None,
     ) -> None:
         self._config = config
         self._tables = tables
         self._slopes = slopes
+        self._unturned = unturned
         self._rope = library.kernel("rf_rope_half", kernels.rf_rope_half)
         layer = config.layers[0]  # the others have the same heads: see `check_sizes`
         head = HeadSize(layer.key_dim, layer.value_dim)
@@ -69,9 +81,32 @@ class FullAttention:
         table, rope = self._tables[spec.local_rope], self._config.rope_of(local=spec.local_rope)
         assert rope.style is RopeStyle.NEOX
         layer = self._config.layers[spec.layer]
-        heads = layer.num_heads + layer.num_kv_heads
-        chunks = heads * (rope.rotary_dim // ROPE_MULTIPLE)
         q_norm, k_norm = (optional_vector(norm, layer.key_dim) for norm in norms)
+        heads = layer.num_heads, layer.num_kv_heads
+        turned = table, step.rope_rows, rope.rotary_dim
+        self._turn((q, q_norm), (k, k_norm), heads, layer.key_dim, turned)
+
+    def norm_values(self, v: Activation, weight: Weight, spec: AttentionSpec) -> None:
+        """Norms heads of values in place, as the kernel does that rotates others."""
+        assert self._unturned is not None
+        layer, unturned = self._config.layers[spec.layer], self._unturned
+        size = layer.value_dim
+        norm = optional_vector(weight, size)
+        positions = unturned.positions.first(v.rows)
+        turned = unturned.table, positions, size
+        self._turn((v, norm), (v, norm), (layer.num_kv_heads, 0), size, turned)
+
+    def _turn(
+        self,
+        first: tuple[Activation, DeviceArray | None],
+        second: tuple[Activation, DeviceArray | None],
+        heads: tuple[int, int],
+        head_dim: int,
+        turned: tuple[DeviceRopeTable, DeviceArray, int],
+    ) -> None:
+        """Norms and rotates so many heads of two activations: table, its rows, and elements."""
+        (q, q_norm), (k, k_norm), (table, positions, rotary_dim) = first, second, turned
+        chunks = sum(heads) * (rotary_dim // ROPE_MULTIPLE)
         self._rope.launch(
             (q.rows, ceil_div(chunks, _ROPE_THREADS), 1),
             _ROPE_THREADS,
@@ -81,13 +116,13 @@ class FullAttention:
             k_norm=k_norm,
             cosine=table.cos,
             sine=table.sin,
-            positions=step.rope_rows,
+            positions=positions,
             q_stride=q.stride or q.features,
             k_stride=k.stride or k.features,
-            heads=layer.num_heads,
-            kv_heads=layer.num_kv_heads,
-            head_dim=layer.key_dim,
-            rotary_dim=rope.rotary_dim,
+            heads=heads[0],
+            kv_heads=heads[1],
+            head_dim=head_dim,
+            rotary_dim=rotary_dim,
             eps=self._config.norm_eps,
         )
 

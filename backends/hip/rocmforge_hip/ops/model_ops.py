@@ -29,7 +29,7 @@ from rocmforge_hip.ops.experts.groups import GroupKernels
 from rocmforge_hip.ops.experts.latent import LatentKernels
 from rocmforge_hip.ops.experts.pairs import PairKernels, empty_mix
 from rocmforge_hip.ops.experts.routing import RouteKernels, UnmadeChoice, UnmadeSum
-from rocmforge_hip.ops.full_attention import FullAttention
+from rocmforge_hip.ops.full_attention import FullAttention, UnturnedRows
 from rocmforge_hip.ops.geometry import Geometry, groups_experts
 from rocmforge_hip.ops.linear.mixed_gemv import UnmadeProduct, is_norm_later
 from rocmforge_hip.ops.linear.products import GATES, LinearKernels
@@ -43,6 +43,7 @@ from rocmforge_hip.ops.sums import Sums
 from rocmforge_hip.weights.formats import Matrix, MatrixPart, Weight
 from rocmforge_hip.weights.products import Product
 
+_LEAST_EPS: Final = 1e-30  # of a norm of what was normed
 _UNCAPPED: Final = 1.0  # cap * tanh(x / cap) is tanh(x)
 
 
@@ -62,6 +63,7 @@ class Resources:
     tables: Mapping[bool, DeviceRopeTable]  # by whether they are for `local_rope`
     query_gains: DeviceArray | None = None  # as `RopeTables.query_gains`
     slopes: DeviceArray | None  # what scores of each head lose for a token of distance
+    unturned: UnturnedRows | None = None  # for norms of values in an encoder
     formats: frozenset[str]  # stored types of the matrices
     expert_formats: frozenset[str]  # of those of experts
     adapters: Mapping[Matrix, DeviceAdapters]
@@ -128,7 +130,9 @@ class HipOps:
                 resources.window_groups,
             )
         else:
-            self._full = FullAttention(config, library, tables, resources.slopes)
+            self._full = FullAttention(
+                config, library, tables, resources.slopes, resources.unturned
+            )
 
     @property
     def caches(self) -> tuple[LayerCache[DeviceArray], ...]:
@@ -466,12 +470,34 @@ class HipOps:
         f32, f16 = (None if form is None else form.first(rows, features) for form in (x.f32, x.f16))
         return Activation(x.arrays, rows, features, f32=f32, f16=f16)
 
-    def norm_sums(self, x: Activation, weight: Weight, count: int) -> Activation:
-        """Norms the sums themselves, with as much more of what keeps norms from dividing by 0."""
+    def norm_sums(
+        self,
+        x: Activation,
+        weight: Weight,
+        count: int,
+        eps: float,
+        standard: tuple[Weight, Weight] | None = None,
+    ) -> Activation:
+        """Norms the sums themselves, with as much more of what keeps norms from dividing by 0.
+
+        What multiplies sums is the weight of a norm before that one: it takes from each row a
+        factor, which the other one would take.
+        """
         out = empty(x.arrays, x.rows, x.features, half=True)
-        eps = self._resources.config.norm_eps * count * count
+        eps *= count * count
+        if standard is not None:
+            shift, scale = standard
+            self._rows.add_vector(shift, f32_of(x))
+            RmsNorms(self._resources.library, eps).norm_projection(x, scale, None)
+            eps = _LEAST_EPS
         RmsNorms(self._resources.library, eps).norm(x, weight, None, out)
         return out
+
+    def norm_values(self, v: Activation, weight: Weight, spec: AttentionSpec) -> Activation:
+        """Works in place."""
+        assert self._full is not None
+        self._full.norm_values(v, weight, spec)
+        return v
 
     def rope_and_store(
         self,

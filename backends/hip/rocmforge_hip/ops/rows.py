@@ -107,6 +107,20 @@ class RowKernels:
             quant_blocks=features // QUANT_BLOCK,
         )
 
+    def add_vector(self, vector: Weight, x: DeviceArray) -> None:
+        """Adds a vector to each row: float32 x."""
+        rows, features = x.shape
+        self._add["f32"].launch(
+            (ceil_div(features * 4 // _ITEM_BYTES, _EMBED_THREADS), rows, 1),
+            _EMBED_THREADS,
+            table=None,
+            positions=None,
+            type=vector_of(vector, features),
+            x=x,
+            table_rows=0,
+            quant_blocks=features // QUANT_BLOCK,
+        )
+
     def between(self, step: DeviceStep, table: Matrix, out: DeviceArray) -> None:
         """Adds up rows of a table as the step says: float32 out [rows, in_features]."""
         rows, features = out.shape

@@ -16,9 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from rocmforge.checkpoint.formats import FORMATS
-from rocmforge.checkpoint.tensor import Derived, Tensor
+from rocmforge.checkpoint.tensor import Derived, Tensor, float32_tensor
 from rocmforge.models.blocks import ModelWeights, WeightPlace
 from rocmforge.models.config import ModelConfig
+from rocmforge.models.families import FAMILIES
 from rocmforge.models.layer_config import LayerConfig
 from rocmforge.models.rope_config import RopeConfig
 from rocmforge.models.weights import map_places
@@ -94,7 +95,8 @@ def fit_tower(
     if tower is None:
         return config, weights
     old = config.layers
-    new = tuple(_fitted(layer, heads) for layer in old)
+    norms_heads = "attention.q_norm" in FAMILIES[config.architecture].has
+    new = tuple(_fitted(layer, heads, norms=norms_heads) for layer in old)
     features = round_up(tower.patch_features, QUANT_BLOCK)
 
     def padded(place: WeightPlace, tensor: Tensor) -> Tensor:
@@ -105,7 +107,10 @@ def fit_tower(
         before, after = old[place.layer], new[place.layer]
         head = before.key_dim, after.key_dim
         rotated = head if config.rope is None else (before.key_dim // 2, after.key_dim // 2)
-        inner = before.intermediate_size, after.intermediate_size
+        inner, joint = (
+            (before.intermediate_size, after.intermediate_size),
+            before.joint_head_norms,
+        )
         match place.name:
             case "attention.q" | "attention.k":
                 return _pad(tensor, rows=rotated)
@@ -113,6 +118,10 @@ def fit_tower(
                 return _pad(tensor, rows=head)
             case "attention.output":
                 return _pad(tensor, columns=head)
+            case "attention.q_norm" | "attention.k_norm":
+                return tensor if joint else _pad_norm(tensor, head, halves=True)
+            case "attention.v_norm":
+                return _pad_norm(tensor, head, halves=False)
             case "attention.q_bias" | "attention.k_bias":
                 return _pad(tensor, columns=rotated)
             case "attention.v_bias":
@@ -139,8 +148,11 @@ def _turned(rope: RopeConfig, head: int) -> RopeConfig:
     return replace(rope, rotary_dim=head, axes=rope.axes + (max(rope.axes) + 1,) * more)
 
 
-def _fitted(layer: LayerConfig, heads: Sequence[HeadSize]) -> LayerConfig:
+def _fitted(layer: LayerConfig, heads: Sequence[HeadSize], *, norms: bool) -> LayerConfig:
+    """Returns the layer; heads that are normed become as large as a power of two."""
     sizes = sorted(head.key_dim for head in heads)
+    if norms:
+        sizes = [size for size in sizes if size & (size - 1) == 0]
     head = next((size for size in sizes if size >= layer.key_dim), layer.key_dim)
     if layer.joint_head_norms:  # zeros would change the mean of their squares
         head = layer.key_dim
@@ -150,6 +162,16 @@ def _fitted(layer: LayerConfig, heads: Sequence[HeadSize]) -> LayerConfig:
         value_dim=head,
         intermediate_size=round_up(layer.intermediate_size, QUANT_BLOCK),
     )
+
+
+def _pad_norm(tensor: Tensor, head: tuple[int, int], *, halves: bool) -> Tensor:
+    """Returns the weights of a norm of padded heads, whose mean of squares has zeros in it."""
+    if head[0] == head[1]:
+        return tensor
+    parts = 2 if halves else 1
+    values = tensor.to_float32() * np.float32((head[0] / head[1]) ** 0.5)
+    own = float32_tensor(tensor.name, values)
+    return _pad(own, columns=(head[0] // parts, head[1] // parts))
 
 
 def _pad(

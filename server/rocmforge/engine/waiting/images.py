@@ -20,6 +20,7 @@ from rocmforge.engine.ipc.totals import Totals
 from rocmforge.engine.waiting.held import HeldRequests
 from rocmforge.models.vision.config import ProcessorConfig
 from rocmforge.models.vision.image import (
+    added_places,
     between_places,
     normalised,
     patch_axes,
@@ -247,5 +248,8 @@ def _places(span: ImageSpan, processor: ProcessorConfig) -> dict[str, Any]:
     if not processor.places:
         return {}
     axes = patch_axes(span.grid, processor.merge)
-    ids, shares = between_places(axes, span.grid, processor.places)
+    if processor.adds_places:
+        ids, shares = added_places(axes, processor.places)
+    else:
+        ids, shares = between_places(axes, span.grid, processor.places)
     return {"axis_positions": axes, "place_ids": ids, "place_shares": shares}

@@ -18,6 +18,7 @@ from rocmforge.models.layer_config import LayerConfig
 from rocmforge.models.vision.config import ProcessorConfig, ProcessorKind, Resampling
 from rocmforge.models.vision.towers import (
     WITHOUT_PLACES,
+    gemma4_tower_config,
     pixtral_config,
     qwen_tower_config,
     siglip_config,
@@ -40,6 +41,10 @@ _GELUS: Final = MappingProxyType(
     }
 )
 """Of networks that have another form of it than the one with tanh."""
+# Of Gemma 4, files do not say how many rows of embeddings a picture becomes at most.
+_GEMMA4_MERGE: Final = 3
+_GEMMA4_ROWS: Final = 280
+_GEMMA4_PLACES: Final = "v.position_embd.weight"
 _GEMMA3_MERGE: Final = 4  # patches of a side that a row is made of, unless a file says so
 # Pixels of a picture, where a file does not say it: those of 64 to 4,096 tokens, and of Qwen2-VL
 # and Qwen2.5-VL of 4 to 4,096.
@@ -66,6 +71,8 @@ def read_processor(file: GgufFile, kind: ProcessorKind, of_qwen: str) -> Process
         return _qwen_processor(file)
     if kind is ProcessorKind.PIXTRAL:
         return _pixtral_processor(file)
+    if kind is ProcessorKind.GEMMA4:
+        return _gemma4_processor(file)
     tile, has_tiles = _positive(file, "image_size", _MOST_PIXELS), kind is ProcessorKind.IDEFICS3
     is_internvl = kind is ProcessorKind.INTERNVL
     patch, merge = _positive(file, "patch_size", tile), 2 if is_internvl else _GEMMA3_MERGE
@@ -130,6 +137,34 @@ def _qwen2_processor(file: GgufFile, architecture: str) -> ProcessorConfig:
         reason = f"windows of {pixels} pixels are less than a row of embeddings has"
         raise BadGguf(str(file.path), reason)
     return msgspec.structs.replace(processor, window=window)
+
+
+def _gemma4_processor(file: GgufFile) -> ProcessorConfig:
+    """Reads the same of Gemma 4, whose tower takes pixels from -1 to 1 of those of a file."""
+    patch = _positive(file, "patch_size", _MOST_PIXELS)
+    key, merge = "projector.scale_factor", _GEMMA4_MERGE
+    if _has(file, key):
+        merge = _positive(file, key, 16)
+    table = file.tensors.get(_GEMMA4_PLACES)
+    places = table.shape[1] if table is not None and len(table.shape) == 3 else 0
+    if places < _GEMMA4_ROWS * merge:
+        reason = f"{_GEMMA4_PLACES} has {places} places of each axis; {_GEMMA4_ROWS * merge} may be"
+        raise BadGguf(str(file.path), reason)
+    mean, std = _colours(file, "image_mean"), _colours(file, "image_std")
+    red, green, blue = (
+        (begin + width / 2, width / 2) for begin, width in zip(mean, std, strict=True)
+    )
+    return ProcessorConfig(
+        kind=ProcessorKind.GEMMA4,
+        most_rows=_GEMMA4_ROWS,
+        resampling=Resampling.BICUBIC,
+        patch=patch,
+        merge=merge,
+        places=places,
+        adds_places=True,
+        mean=(red[0], green[0], blue[0]),
+        std=(red[1], green[1], blue[1]),
+    )
 
 
 def _pixtral_processor(file: GgufFile) -> ProcessorConfig:
@@ -198,7 +233,7 @@ def read_config(
         num_kv_heads=heads,
         key_dim=head,
         value_dim=head,
-        attention_scale=head**-0.5,
+        attention_scale=1.0 if processor.kind is ProcessorKind.GEMMA4 else head**-0.5,
         window=None,
         local_rope=False,
         intermediate_size=_network_size(file, hidden_size, of_qwen),
@@ -210,6 +245,8 @@ def read_config(
         raise BadGguf(str(file.path), f"{head} elements of a head do not rotate by axes")
     if processor.kind is ProcessorKind.PIXTRAL:
         make = pixtral_config
+    if processor.kind is ProcessorKind.GEMMA4:
+        make = gemma4_tower_config
     if of_qwen:
         make = partial(qwen_tower_config, architecture=of_qwen)
         merged = hidden_size * processor.merge**2
@@ -250,6 +287,8 @@ def _activation(file: GgufFile, processor: ProcessorConfig) -> ActivationFunctio
     silu, gelu = (file.get_bool(f"clip.use_{name}", False) for name in ("silu", "gelu"))
     if silu and gelu:
         raise BadGguf(str(file.path), "both clip.use_silu and clip.use_gelu are set")
+    if processor.kind is ProcessorKind.GEMMA4 and not silu:
+        return ActivationFunction.GELU_TANH  # which its files do not say
     if processor.window and not silu:
         raise UnsupportedArchitecture("such a tower without SiLU (clip.use_silu)", ("SiLU",))
     is_gated = processor.window > 0 or processor.kind is ProcessorKind.PIXTRAL

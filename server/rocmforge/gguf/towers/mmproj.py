@@ -23,12 +23,15 @@ from rocmforge.models.layouts import (
     cut_fused,
     halves_of_heads,
     merge_by_patch,
+    turn_gemma4_tower,
     turn_projection,
+    with_unit_norms,
     without_places,
 )
 from rocmforge.models.rope import RopeFactors
 from rocmforge.models.vision.config import ProcessorKind, VisionConfig
 from rocmforge.models.vision.towers import (
+    GEMMA4_UNIT_NORMS,
     PIXTRAL_TOWERS,
     PLACEHOLDERS,
     WITHOUT_PLACES,
@@ -45,6 +48,7 @@ _KINDS: Final = MappingProxyType(
     {
         "idefics3": ProcessorKind.IDEFICS3,
         "gemma3": ProcessorKind.GEMMA3,
+        "gemma4v": ProcessorKind.GEMMA4,
         "internvl": ProcessorKind.INTERNVL,
         "pixtral": ProcessorKind.PIXTRAL,
         "qwen2vl_merger": ProcessorKind.QWEN_VL,
@@ -88,16 +92,15 @@ def open_mmproj(
     """
     file = open_gguf(path)
     try:
-        vision, tower = _read(file, model.hidden_size, tokens)
+        vision, tower = _read(file, model, tokens)
         return beside_tower(model, tower.config, vision), vision, tower
     except BaseException:
         file.close()
         raise
 
 
-def _read(
-    file: GgufFile, embedding_size: int, tokens: list[str]
-) -> tuple[VisionConfig, Checkpoint]:
+def _read(file: GgufFile, model: ModelConfig, tokens: list[str]) -> tuple[VisionConfig, Checkpoint]:
+    embedding_size = model.hidden_size
     if (architecture := file.get_str("general.architecture", "unknown")) != "clip":
         raise UnsupportedArchitecture(f"a tower of the architecture {architecture}", ("clip",))
     kinds = file.get_str("clip.projector_type", ""), file.get_str(f"{VISION}projector_type", "")
@@ -113,6 +116,11 @@ def _read(
             f"{file.path} makes rows of {size} numbers, and the model has {embedding_size}: it is "
             "the tower of another model."
         )
+    if model.per_layer_size:
+        raise UnsupportedArchitecture(
+            "images beside another embedding for each layer, as Gemma 4 E2B and E4B have",
+            ("Gemma 4 26B-A4B and 31B",),
+        )
     of_qwen = _QWEN_TOWERS.get(projector, "")
     processor = read_processor(file, kind, of_qwen)
     markers = [marker for marker in PLACEHOLDERS[kind] if marker in tokens]
@@ -122,7 +130,10 @@ def _read(
     if kind is ProcessorKind.PIXTRAL and _BREAK[0] not in tokens:
         raise ModelLoadError(f"The model has no token {_BREAK[0]}, which ends lines of an image.")
     config = read_config(file, processor, embedding_size, of_qwen)
-    return vision_config(processor, tokens.index(markers[0])), _checkpoint(file, config)
+    # Files do not say it; the text models that do not have it are those refused above.
+    both_ways = kind is ProcessorKind.GEMMA4
+    placeholder = tokens.index(markers[0])
+    return vision_config(processor, placeholder, both_ways=both_ways), _checkpoint(file, config)
 
 
 def _checkpoint(file: GgufFile, config: ModelConfig) -> Checkpoint:
@@ -147,7 +158,10 @@ def _checkpoint(file: GgufFile, config: ModelConfig) -> Checkpoint:
     if config.architecture in WITHOUT_PLACES:
         without_places(config, weights)
     _exchange_networks(config, weights)
-    if config.tower is not None and config.tower.averages:
+    if config.architecture == "gemma4-tower":
+        turn_gemma4_tower(config, weights)
+        weights = with_unit_norms(config, weights, GEMMA4_UNIT_NORMS)
+    elif config.tower is not None and config.tower.averages:
         turn_projection(weights)
     theirs = {path: name for name, path in OUTSIDE_LAYERS.items()}
     check_weights(config, weights, lambda path: theirs.get(path, path))

@@ -22,6 +22,9 @@ OUTSIDE_LAYERS: Final = MappingProxyType(
         "mm.patch_merger.weight": "projector.merger",
         "mm.1.weight": "projector.inner",
         "mm.1.bias": "projector.inner_bias",
+        # Of Gemma 4.
+        "v.std_bias": "projector.shift",
+        "v.std_scale": "projector.scale",
         # Of InternVL.
         "v.class_embd": "embedding.class_token",
         "mm.model.mlp.0.weight": "projector.row_norm",
@@ -46,6 +49,8 @@ _IN_LAYERS: Final = MappingProxyType(
         "attn_out": "attention.output",
         "attn_q_norm": "attention.q_norm",
         "attn_k_norm": "attention.k_norm",
+        "attn_post_norm": "attention_post_norm",
+        "ffn_post_norm": "feed_forward_post_norm",
         "ln1": "attention_norm",
         "ln2": "feed_forward_norm",
         "ls1": "attention_scale",

@@ -20,6 +20,7 @@ from rocmforge.huggingface.towers import processors
 from rocmforge.models.config import ActivationFunction, ModelConfig
 from rocmforge.models.vision.config import ProcessorConfig, VisionConfig
 from rocmforge.models.vision.towers import (
+    gemma4_tower_config,
     pixtral_config,
     qwen_tower_config,
     siglip_config,
@@ -56,6 +57,8 @@ class TowerType:
     placeholder: int  # where a file leaves it out
     kind: str = ""  # the `model_type` of its towers, if the family has others, too
     in_our_words: Callable[[JsonObject], JsonObject] = lambda vision: vision
+    # Whether such a tower is read: a model with another one is served as text.
+    is_read: Callable[[JsonObject, JsonObject], bool] = lambda config, vision: True
 
 
 def read_tower(
@@ -77,7 +80,7 @@ def read_tower(
     """
     row, vision = TOWERS.get(config.get_str("model_type")), config.get_object("vision_config")
     pictures = _processor_file(folder)
-    if row is None or vision is None or pictures is None:
+    if row is None or vision is None or pictures is None or not row.is_read(config, vision):
         return None
     if (kind := vision.get_str("model_type", row.kind)) != row.kind and row.kind:
         raise UnsupportedArchitecture(f"a tower of the type {kind}", (row.kind,))
@@ -85,7 +88,9 @@ def read_tower(
     processor = row.processor(config, vision, pictures)
     model = row.tower(vision, f"{folder.name} (tower)", processor, embedding_size)
     placeholder = config.get_int(row.placeholder_key, row.placeholder)
-    return vision_config(processor, placeholder), model
+    text = config.get_object("text_config")
+    both_ways = text is not None and text.get_str("use_bidirectional_attention", "") == "vision"
+    return vision_config(processor, placeholder, both_ways=both_ways), model
 
 
 def _processor_file(folder: Folder) -> JsonObject | None:
@@ -204,6 +209,44 @@ def _internvl_vision(vision: JsonObject) -> JsonObject:
     return vision.replaced({key: int(numbers[0]) for key, numbers in sides.items() if numbers})
 
 
+def _reads_gemma4(config: JsonObject, vision: JsonObject) -> bool:
+    """Returns whether it is the tower of a model without another embedding for each layer.
+
+    The others' (E2B, E4B) has bounds around each product.
+    """
+    text = config.get_object("text_config") or config.empty("text_config")
+    of_layers = text.get_int("hidden_size_per_layer_input", 256)
+    return not of_layers and not vision.get_bool("use_clipped_linears", False)
+
+
+def _gemma4_tower(
+    vision: JsonObject, name: str, processor: ProcessorConfig, embedding_size: int
+) -> ModelConfig:
+    """Reads the tower of Gemma 4."""
+    layer = replace(
+        read_layer(vision),
+        attention_scale=1.0,
+        intermediate_size=vision.get_positive("intermediate_size"),
+    )
+    if layer.key_dim % 4:
+        raise vision.bad("head_dim", f"{layer.key_dim} elements of a head do not rotate by axes")
+    rope = vision.get_object("rope_parameters") or vision
+    if (kind := rope.get_str("rope_type", "axial")) not in ("axial", "default"):
+        raise rope.bad("rope_type", f"{kind} is not of such a tower")
+    if (theta := rope.get_float("rope_theta", 100.0)) <= 1:
+        raise rope.bad("rope_theta", f"{theta} is no base of frequencies")
+    return gemma4_tower_config(
+        name,
+        processor,
+        (layer,) * num_layers(vision),
+        hidden_size=vision.get_positive("hidden_size"),
+        embedding_size=embedding_size,
+        norm_eps=norm_eps(vision, "rms_norm_eps", 1e-6),
+        activation=activation(vision, "hidden_activation", "gelu_pytorch_tanh"),
+        theta=theta,
+    )
+
+
 def _pixtral_tower(
     vision: JsonObject, name: str, processor: ProcessorConfig, embedding_size: int
 ) -> ModelConfig:
@@ -241,6 +284,28 @@ _GEMMA3: Final = TowerType(
     defaults=_SIGLIP | {"hidden_size": 768, "num_attention_heads": 12, "patch_size": 16},
     placeholder_key="image_token_index",
     placeholder=262144,
+)
+
+_GEMMA4: Final = TowerType(
+    processor=processors.gemma4,
+    tower=_gemma4_tower,
+    defaults={
+        "hidden_size": 768,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 16,
+        "num_attention_heads": 12,
+        "num_key_value_heads": 12,
+        "head_dim": 64,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "rms_norm_eps": 1e-6,
+        "patch_size": 16,
+        "pooling_kernel_size": 3,
+        "position_embedding_size": 10240,
+    },
+    placeholder_key="image_token_id",
+    placeholder=258880,
+    kind="gemma4_vision",
+    is_read=_reads_gemma4,
 )
 
 _QWEN3: Final = TowerType(
@@ -351,6 +416,7 @@ TOWERS: Final[Mapping[str, TowerType]] = MappingProxyType(
         "idefics3": _IDEFICS3,
         "smolvlm": _IDEFICS3,
         "gemma3": _GEMMA3,
+        "gemma4": _GEMMA4,
         "internvl": _INTERNVL,
         "llava": _PIXTRAL,
         "mistral3": _MISTRAL3,

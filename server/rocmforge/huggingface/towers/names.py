@@ -143,6 +143,44 @@ PIXTRAL: Final = NameTable(
 )
 """A tower of Pixtral or of Mistral 3."""
 
+GEMMA4: Final = NameTable(
+    prefixes=("model.vision_tower.", "vision_tower."),
+    layer=re.compile(r"encoder\.layers\.(\d{1,4})\."),
+    parts=MappingProxyType(
+        weights_and_biases(
+            ("self_attn.q_proj.linear", "attention.q"),
+            ("self_attn.k_proj.linear", "attention.k"),
+            ("self_attn.v_proj.linear", "attention.v"),
+            ("self_attn.o_proj.linear", "attention.output"),
+            ("self_attn.q_norm", "attention.q_norm"),
+            ("self_attn.k_norm", "attention.k_norm"),
+            ("input_layernorm", "attention_norm"),
+            ("post_attention_layernorm", "attention_post_norm"),
+            ("pre_feedforward_layernorm", "feed_forward_norm"),
+            ("post_feedforward_layernorm", "feed_forward_post_norm"),
+            ("mlp.gate_proj.linear", "feed_forward.gate"),
+            ("mlp.up_proj.linear", "feed_forward.up"),
+            ("mlp.down_proj.linear", "feed_forward.down"),
+            bias=False,
+        )
+    ),
+    model=MappingProxyType(
+        {
+            "patch_embedder.input_proj.weight": "patches.matrix",
+            "patch_embedder.position_embedding_table": "embedding.token",
+            "std_bias": "projector.shift",
+            "std_scale": "projector.scale",
+            **dict.fromkeys(
+                (f"{prefix}embed_vision.embedding_projection.weight" for prefix in ("model.", "")),
+                "projector.matrix",
+            ),
+        }
+    ),
+    # The model beside it, and what reads sound.
+    left_out=re.compile(r"^(model\.)?(language_model|audio_tower|embed_audio)\.|^lm_head\."),
+)
+"""A tower of Gemma 4 whose products have no bounds."""
+
 INTERNVL: Final = NameTable(
     prefixes=("model.vision_tower.", "vision_tower."),
     layer=re.compile(r"encoder\.layer\.(\d{1,4})\."),
@@ -223,7 +261,7 @@ QWEN25: Final = replace(
 )
 """A tower of Qwen2.5-VL."""
 
-TABLES: Final = (SIGLIP, QWEN, PIXTRAL, INTERNVL)
+TABLES: Final = (SIGLIP, GEMMA4, QWEN, PIXTRAL, INTERNVL)
 """Of all towers."""
 
 
@@ -231,6 +269,8 @@ def tower_names(config: ModelConfig) -> NameTable:
     """Returns the names of a tower's weights."""
     if config.architecture == "siglip":
         return SIGLIP
+    if config.architecture == "gemma4-tower":
+        return GEMMA4
     if config.architecture in PIXTRAL_TOWERS:
         return PIXTRAL
     if config.architecture == "qwen2vl-tower":

@@ -15,9 +15,16 @@ from rocmforge.huggingface.towers.names import TABLES, tower_names
 from rocmforge.huggingface.weights import plus_one, read_weights
 from rocmforge.models.checkpoint import Checkpoint, Identity
 from rocmforge.models.config import ModelConfig
-from rocmforge.models.layouts import merge_by_patch, turn_projection, without_places
+from rocmforge.models.layouts import (
+    colours_first,
+    merge_by_patch,
+    turn_gemma4_tower,
+    turn_projection,
+    with_unit_norms,
+    without_places,
+)
 from rocmforge.models.rope import RopeFactors
-from rocmforge.models.vision.towers import PIXTRAL_TOWERS, WITHOUT_PLACES
+from rocmforge.models.vision.towers import GEMMA4_UNIT_NORMS, PIXTRAL_TOWERS, WITHOUT_PLACES
 from rocmforge.models.weights import check_weights
 
 
@@ -40,7 +47,11 @@ def open_tower(
     """
     names = tower_names(config)
     weights: dict[str, Tensor] = read_weights(config, files, names)
-    if (tower := config.tower) is not None and tower.averages:
+    if config.architecture == "gemma4-tower":
+        colours_first(config, weights)
+        turn_gemma4_tower(config, weights)
+        weights = with_unit_norms(config, weights, GEMMA4_UNIT_NORMS)
+    elif (tower := config.tower) is not None and tower.averages:
         if (norm := weights.get("projector.norm")) is not None:
             weights["projector.norm"] = plus_one(norm)
         turn_projection(weights)

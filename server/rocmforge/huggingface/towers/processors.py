@@ -65,6 +65,42 @@ def gemma3(config: JsonObject, vision: JsonObject, pictures: JsonObject) -> Proc
     )
 
 
+def gemma4(config: JsonObject, vision: JsonObject, pictures: JsonObject) -> ProcessorConfig:
+    """Reads the processor of Gemma 4, which scales each picture to about as many patches.
+
+    Its pixels are not normalised: the tower itself takes them from -1 to 1.
+    """
+    for key, ours in (("patch_size", "patch_size"), ("pooling_kernel_size",) * 2):
+        if pictures.get_positive(key, vision.get_positive(ours)) != vision.get_positive(ours):
+            raise pictures.bad(key, f"the tower says {vision.get_positive(ours)}")
+    if pictures.get_bool("do_normalize", False):
+        for key, none in (("image_mean", (0.0, 0.0, 0.0)), ("image_std", (1.0, 1.0, 1.0))):
+            if _colours(pictures, key, none) != none:
+                raise pictures.bad(key, "pixels of Gemma 4 are not normalised")
+    half = {"do_normalize": True, "image_mean": list(_HALF), "image_std": list(_HALF)}
+    rows, places = pictures.get_positive("max_soft_tokens", 280), "position_embedding_size"
+    merge = vision.get_positive("pooling_kernel_size")
+    if rows * merge > vision.get_positive(places):
+        raise vision.bad(places, f"a picture of {rows} rows may have {rows * merge} patches a side")
+    found = _as_said(
+        pictures.replaced(half),
+        ProcessorConfig(
+            kind=ProcessorKind.GEMMA4,
+            most_rows=rows,
+            resampling=Resampling.BICUBIC,
+            patch=vision.get_positive("patch_size"),
+            merge=merge,
+            places=vision.get_positive(places),
+            adds_places=True,
+            mean=_HALF,
+            std=_HALF,
+        ),
+    )
+    if found.most_patches > _MOST_PIXELS:
+        raise pictures.bad("max_soft_tokens", f"{found.most_patches} patches of a picture")
+    return found
+
+
 def qwen3(
     config: JsonObject, vision: JsonObject, pictures: JsonObject, patch: int = 16
 ) -> ProcessorConfig:

@@ -48,7 +48,10 @@ def image_rows(
     if tower.averages:
         x = ops.sum_hidden(step, hidden)
         if projector.norm is not None:
-            x = ops.norm_sums(x, projector.norm, tower.merged)
+            shift, scale = projector.shift, projector.scale
+            standard = None if shift is None or scale is None else (shift, scale)
+            eps = config.norm_eps / (config.hidden_size if tower.enlarges else 1)
+            x = ops.norm_sums(x, projector.norm, tower.merged, eps, standard)
     else:
         x = ops.merge_rows(hidden, tower.merged)
     if projector.row_norm is not None:
@@ -150,6 +153,8 @@ def _attend(
         if k_norm is not None:
             k = ops.norm_projection(k, k_norm, attention.k_norm_bias)
         q_norm = k_norm = None
+    if attention.v_norm is not None:
+        v = ops.norm_values(v, attention.v_norm, spec)
     if config.rope is not None:
         q, k = ops.rope(step, q, k, q_norm, k_norm, spec)
     attended = ops.attend_all(step, q, k, v, spec)

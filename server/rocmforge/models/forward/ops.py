@@ -41,6 +41,7 @@ class AttentionSpec:
     softcap: float | None  # cap * tanh(scores / cap)
     window: int | None  # a token sees itself and window - 1 before it, unless causal also after it
     tile_windows: bool = False  # as `LayerConfig.tile_windows`
+    sees_ahead: bool = True  # as `LayerConfig.sees_ahead`
     local_rope: bool  # uses the second rope table
     rotates: bool  # queries and keys do
 
@@ -54,6 +55,7 @@ def attention_specs(config: ModelConfig) -> tuple[AttentionSpec, ...]:
             softcap=config.attention_softcap,
             window=layer.window,
             tile_windows=layer.tile_windows,
+            sees_ahead=layer.sees_ahead,
             local_rope=layer.local_rope,
             rotates=layer.rotates and config.rope is not None,
         )
@@ -289,8 +291,28 @@ class Ops(Protocol[A, W, S]):
         """
         ...
 
-    def norm_sums(self, x: A, weight: W, count: int) -> A:
-        """Returns the norm of each row divided by `count`, by root mean square: [rows, ...]."""
+    def norm_sums(
+        self, x: A, weight: W, count: int, eps: float, standard: tuple[W, W] | None = None
+    ) -> A:
+        """Returns the norm of each row divided by `count`, by root mean square: [rows, ...].
+
+        Args:
+            x: [rows, features]; may be changed.
+            weight: Of the norm.
+            count: What rows are the sums of.
+            eps: Of the norm.
+            standard: What is added to rows first, and what multiplies them then: [features] each.
+        """
+        ...
+
+    def norm_values(self, v: A, weight: W, spec: AttentionSpec) -> A:
+        """Returns the values of an encoder with each head normed by root mean square.
+
+        Args:
+            v: [T, num_kv_heads * value_dim]; may be changed.
+            weight: [value_dim].
+            spec: Names the layer.
+        """
         ...
 
     def rope_and_store(

@@ -22,6 +22,7 @@ class ProcessorKind(StrEnum):
     IDEFICS3 = "idefics3"  # Laurençon et al. 2024, arXiv:2408.12637; SmolVLM
     INTERNVL = "internvl"  # Chen et al. 2024, arXiv:2404.16821
     GEMMA3 = "gemma3"  # arXiv:2503.19786
+    GEMMA4 = "gemma4"  # pictures keep their shape, and are enlarged, too
     PIXTRAL = "pixtral"  # Agrawal et al. 2024, arXiv:2410.07073; Mistral Small 3.1
     QWEN_VL = "qwen_vl"  # Wang et al. 2024, arXiv:2409.12191: pictures keep their shape
 
@@ -42,6 +43,7 @@ class ProcessorConfig(msgspec.Struct, frozen=True, kw_only=True):
     # Pixels of a tile that has the shape of its picture.
     least_pixels: int = 0
     most_pixels: int = 0
+    most_rows: int = 0  # of embeddings of such a tile, if they are the limit
     # Pixels to which a picture's longer side is scaled, or, of a tile that has the shape of its
     # picture, the most of a side; 0: it is a tile, or the pixels above are the limit.
     longest_edge: int = 0
@@ -55,6 +57,8 @@ class ProcessorConfig(msgspec.Struct, frozen=True, kw_only=True):
     # Of a side of the square that the tower's table of positions is for, between which patches lie;
     # 0: each patch has a row of its own.
     places: int = 0
+    # Then it has so many rows for columns of patches, and as many for rows: a patch has the sum.
+    adds_places: bool = False
     has_class: bool = False  # behind the patches of a tile, the tower reads one that is zeros
     # Rows of embeddings of a side of the windows of a tile: squares within which patches see each
     # other in some layers of the tower; 0: there are none.
@@ -80,6 +84,8 @@ class ProcessorConfig(msgspec.Struct, frozen=True, kw_only=True):
         """Patches of the largest tile."""
         if self.tile:
             return self.grid[0] * self.grid[1]
+        if self.most_rows:
+            return self.most_rows * self.merge * self.merge
         if self.longest_edge:
             return (-(-self.longest_edge // (self.patch * self.merge)) * self.merge) ** 2
         # Sides are whole numbers of these; a picture is 200 times as wide as it is high, at most.
@@ -124,4 +130,5 @@ class VisionConfig(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def whole_rows(self) -> int:
         """Most rows of embeddings that must be computed in one step; 0: none must."""
-        return self.processor.tile_rows if self.both_ways else 0
+        processor = self.processor
+        return processor.most_patches // processor.merge**2 if self.both_ways else 0

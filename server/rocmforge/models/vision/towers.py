@@ -31,6 +31,8 @@ _MARKERS: Final[Mapping[ProcessorKind, Mapping[str, str]]] = MappingProxyType(
             "begin": "\n\n<start_of_image>",
             "end": "<end_of_image>\n\n",
         },
+        # Its templates write `marker`, and the processor what stands around the rows.
+        ProcessorKind.GEMMA4: {"marker": "<|image|>", "begin": "<|image>", "end": "<image|>"},
         ProcessorKind.PIXTRAL: {
             "marker": "[IMG]",
             "begin": "",
@@ -48,20 +50,31 @@ PLACEHOLDERS: Final[Mapping[ProcessorKind, tuple[str, ...]]] = MappingProxyType(
         ProcessorKind.INTERNVL: ("<IMG_CONTEXT>",),
         # Not in all vocabularies: nothing but rows has it.
         ProcessorKind.GEMMA3: ("<image_soft_token>", "<start_of_image>"),
+        ProcessorKind.GEMMA4: ("<|image|>",),
         ProcessorKind.PIXTRAL: ("[IMG]",),
         ProcessorKind.QWEN_VL: ("<|image_pad|>",),
     }
 )
 """The token that stands for a row, where a file does not say its id: the first that there is."""
+GEMMA4_UNIT_NORMS: Final = ("attention.v_norm", "projector.norm")
+"""Norms of Gemma 4's tower that have no weights."""
 PIXTRAL_TOWERS: Final = frozenset({"pixtral", "pixtral-merging"})
 """The architectures of Pixtral's towers."""
 WITHOUT_PLACES: Final = PIXTRAL_TOWERS | {"qwen2vl-tower", "qwen25vl-tower"}
 """Those of towers without a table of positions."""
 
 
-def vision_config(processor: ProcessorConfig, placeholder: int) -> VisionConfig:
-    """Returns how a model takes images that are prepared in this way."""
-    texts, both_ways = _MARKERS[processor.kind], processor.kind in _BOTH_WAYS
+def vision_config(
+    processor: ProcessorConfig, placeholder: int, *, both_ways: bool = False
+) -> VisionConfig:
+    """Returns how a model takes images that are prepared in this way.
+
+    Args:
+        processor: Prepares them.
+        placeholder: As `VisionConfig.placeholder`.
+        both_ways: As `VisionConfig.both_ways`; of some families, it always is.
+    """
+    texts, both_ways = _MARKERS[processor.kind], both_ways or processor.kind in _BOTH_WAYS
     return VisionConfig(processor=processor, placeholder=placeholder, both_ways=both_ways, **texts)
 
 
@@ -104,6 +117,50 @@ def siglip_config(
             averages=processor.kind is ProcessorKind.GEMMA3,
             embedding_size=embedding_size,
             inner_size=embedding_size if processor.has_class else 0,
+        ),
+    )
+
+
+def gemma4_tower_config(
+    name: str,
+    processor: ProcessorConfig,
+    layers: tuple[LayerConfig, ...],
+    *,
+    hidden_size: int,
+    embedding_size: int,
+    norm_eps: float,
+    activation: ActivationFunction,
+    theta: float = 100.0,
+) -> ModelConfig:
+    """Returns a tower of Gemma 4; see `siglip_config`.
+
+    Args:
+        name: For messages.
+        processor: Prepares images for it.
+        layers: Its layers.
+        hidden_size: Elements of its hidden states.
+        embedding_size: The hidden size of the model beside it.
+        norm_eps: Of its norms.
+        activation: Of its networks, which are gated.
+        theta: Of the rotation of queries and keys by rows and columns.
+    """
+    return _tower_config(
+        "gemma4-tower",
+        name,
+        layers,
+        hidden_size=hidden_size,
+        table=2 * processor.places,
+        most_patches=processor.most_patches,
+        norm_eps=norm_eps,
+        rope=_rope_by_axes(layers[0].key_dim, theta),
+        activation=activation,
+        tower=TowerConfig(
+            patch_features=processor.patch_features,
+            merged=processor.merge * processor.merge,
+            averages=True,
+            embedding_size=embedding_size,
+            places=processor.places,
+            enlarges=True,
         ),
     )
 
@@ -261,4 +318,7 @@ def beside_tower(config: ModelConfig, tower: ModelConfig, vision: VisionConfig) 
             f"a tower with rows for {tower.row_parts - 1} inner layers of {config.num_layers}",
             ("fewer of them",),
         )
-    return replace(config, deepstack=tower.row_parts - 1)
+    layers = config.layers
+    if FAMILIES[config.architecture].sees_ahead_in_windows:
+        layers = tuple(replace(each, sees_ahead=each.window is not None) for each in layers)
+    return replace(config, layers=layers, deepstack=tower.row_parts - 1)

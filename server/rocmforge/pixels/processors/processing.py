@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from rocmforge.models.vision.config import ProcessorConfig, ProcessorKind
 from rocmforge.models.vision.image import ImageLayout, ProcessedImage
-from rocmforge.pixels.processors import gemma3, idefics3, internvl, pixtral, qwen_vl
+from rocmforge.pixels.processors import gemma3, gemma4, idefics3, internvl, pixtral, qwen_vl
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -25,6 +25,7 @@ _PROCESSORS: Final[Mapping[ProcessorKind, _Processor]] = MappingProxyType(
         ProcessorKind.IDEFICS3: idefics3,
         ProcessorKind.INTERNVL: internvl,
         ProcessorKind.GEMMA3: gemma3,
+        ProcessorKind.GEMMA4: gemma4,
         ProcessorKind.PIXTRAL: pixtral,
         ProcessorKind.QWEN_VL: qwen_vl,
     }
