@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from rocmforge.gguf.reader import open_gguf
+from tests.data.models.tiny_gemma4_tower import GEMMA4, TinyGemma4Tower
 from tests.data.models.tiny_internvl import INTERNVL
 from tests.data.models.tiny_pixtral import MISTRAL3, PIXTRAL
 from tests.data.models.tiny_towers import GEMMA3, QWEN3_VL, SMOLVLM, TinyTower, write_tower_files
@@ -21,6 +23,8 @@ ROWS: Final = (0, 5, 15)
 """Of a tile."""
 _KEYS: Final[dict[str, dict[str, Any]]] = {"smolvlm": {"preproc_image_size": 64}}
 """With which a picture of the size of a tile is not scaled."""
+_MORE: Final[dict[str, dict[str, Any]]] = {"gemma4": {"clip.use_gelu": True}}
+"""Without which llama.cpp takes quick GELU: converters do not write it, and Gemma 4 has another."""
 _EXACT: Final[dict[str, Any]] = {
     "image_mean": np.zeros(3, np.float32),
     "image_std": np.full(3, 256 / 255, np.float32),
@@ -43,6 +47,21 @@ class _WiderPictures(TinyMerging):
         return ((48, 128), (144, 64))[tile % 2]
 
 
+class _LargerPictures(TinyGemma4Tower):
+    """A recipe whose pictures become 70 rows or more, fewer of which llama.cpp does not make.
+
+    Scores of its text part are small, so that they do not multiply what a table of halves does.
+    """
+
+    def drawn(self, name: str, noise: npt.NDArray[np.float32]) -> npt.NDArray[np.float32] | None:
+        if "language_model" in name and "self_attn.q_norm" in name:
+            return np.float32(0.1) + np.float32(0.02) * noise
+        return super().drawn(name, noise)
+
+    def size(self, tile: int) -> tuple[int, int]:
+        return ((168, 240), (288, 144))[tile % 2]
+
+
 _VISION: Final = {**QWEN25_VL.config["vision_config"], "window_size": 112}
 # llama.cpp leaves pairs alone that are of an axis without a share at their place; Transformers
 # rotates them by the first axis. Qwen3-VL has two of 64, whose angles are small.
@@ -54,6 +73,19 @@ MODELS: Final = (
     PIXTRAL,
     INTERNVL,
     QWEN2_VL,
+    # llama.cpp's rows see each other in all layers, those of Transformers in those with a window.
+    _LargerPictures(
+        name=GEMMA4.name,
+        config=GEMMA4.config
+        | {
+            "text_config": {
+                **GEMMA4.config["text_config"],
+                "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+            }
+        },
+        processor=GEMMA4.processor,
+        seed=GEMMA4.seed,
+    ),
     _WiderPictures(
         name=QWEN25_VL.name,
         config=QWEN25_VL.config | {"vision_config": _VISION},
@@ -75,7 +107,8 @@ def write_for_llama_cpp(model: TinyTower, folder: Path, *, classes_last: bool = 
             llama.cpp looks for it, but converters leave it in front, as Transformers has it.
     """
     path = write_tower_files(model, folder, **_EXACT, **_KEYS.get(model.name, {}))
-    _write_again(next(folder.glob("mmproj*")), {}, classes_last and model is INTERNVL)
+    more = _MORE.get(model.name, {})
+    _write_again(next(folder.glob("mmproj*")), more, classes_last and model is INTERNVL)
     tokenizer = {"model": "gpt2", "pre": "gpt-2", "merges": ["< 0"]}
     return _write_again(path, {f"tokenizer.ggml.{key}": tokenizer[key] for key in tokenizer})
 

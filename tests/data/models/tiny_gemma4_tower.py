@@ -169,6 +169,7 @@ def _recipe(name: str, text: dict[str, Any]) -> TinyModel:
             "embedding_length_per_layer_input": text["hidden_size_per_layer_input"],
             "rope.freq_base": rope["full_attention"]["rope_theta"],
             "rope.freq_base_swa": rope["sliding_attention"]["rope_theta"],
+            "final_logit_softcapping": text["final_logit_softcapping"],
             "rope.dimension_count": full,
             "rope.dimension_count_swa": dim,
         },
@@ -189,6 +190,7 @@ _TEXT: Final[dict[str, Any]] = {
     "tie_word_embeddings": True,
     "sliding_window": 7,
     "layer_types": list(_LAYER_TYPES),
+    "final_logit_softcapping": 3.0,
     "use_bidirectional_attention": "vision",
     "rope_parameters": {
         "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},

@@ -163,8 +163,6 @@ def test_a_file_of_internvl_need_not_say_how_many_tiles_there_are(tmp_path: Path
     [
         ({"projector.scale_factor": 4}, "has 840 places of each axis; 1120 may be"),
         ({"attention.head_count": 32}, "9 elements of a head do not rotate"),
-        ({"projection_dim": 64}, "the tower of another model"),
-        ({"attention.layer_norm_epsilon": 1.0}, "epsilon"),
     ],
 )
 def test_a_tower_of_gemma_4_that_does_not_fit_is_refused(
