@@ -17,12 +17,13 @@ from pathlib import Path
 from typing import Final
 
 from rocmforge.backend.protocol import LoadOptions
+from rocmforge.checkpoint.file_reads import FileRead
+from rocmforge.checkpoint.locator import FilePart
 from rocmforge_hip.backend import create
 from rocmforge_hip.device.discovery import choose_device, find_devices
 from rocmforge_hip.device.driver import Driver
 from rocmforge_hip.device.memory import Memory, spec
 from rocmforge_hip.device.platform import select_platform
-from rocmforge_hip.weights.file_reads import FilePart, FileRead
 from rocmforge_hip.weights.staging import RING
 from tests.support.loading import load_file
 

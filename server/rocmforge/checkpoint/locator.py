@@ -4,10 +4,19 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+
+
+@dataclass(frozen=True, slots=True)
+class FilePart:
+    """Consecutive bytes of a file, from this offset on."""
+
+    path: Path
+    offset: int
 
 
 class Locator:
@@ -23,12 +32,12 @@ class Locator:
             for path, mapped in files
         )
 
-    def __call__(self, data: npt.NDArray[np.uint8]) -> tuple[Path, int] | None:
-        """Returns the file and the offset in it; None if they are not consecutive bytes of one."""
+    def __call__(self, data: npt.NDArray[np.uint8]) -> FilePart | None:
+        """Returns where the bytes begin; None if they are not consecutive bytes of one file."""
         if not data.flags.c_contiguous:
             return None
         for path, start, size in self._spans:
             offset = data.ctypes.data - start
             if 0 <= offset <= size - data.nbytes:
-                return path, offset
+                return FilePart(path, offset)
         return None

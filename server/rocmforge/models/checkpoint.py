@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from rocmforge.checkpoint.locator import FilePart
 from rocmforge.checkpoint.tensor import Tensor
 from rocmforge.checkpoint.tokenizer import TokenizerData
 from rocmforge.models.config import ModelConfig
@@ -19,7 +20,7 @@ from rocmforge.models.rope import RopeFactors
 from rocmforge.models.sampling import SamplingDefaults
 from rocmforge.models.vision.config import VisionConfig
 
-Locate = Callable[[npt.NDArray[np.uint8]], tuple[Path, int] | None]
+Locate = Callable[[npt.NDArray[np.uint8]], FilePart | None]
 """Returns the file that bytes of a tensor lie in and their offset, to read them there.
 
 None if they are not consecutive bytes of a file.

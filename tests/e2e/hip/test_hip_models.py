@@ -20,6 +20,8 @@ import pytest
 from rocmforge.backend.arrays import Float32Array
 from rocmforge.backend.protocol import LoadOptions, Runner
 from rocmforge.backend.step import StepOutput
+from rocmforge.checkpoint.file_reads import FileRead
+from rocmforge.checkpoint.locator import FilePart
 from rocmforge.engine.ipc.params import SamplingParams, TokenLogprob
 from rocmforge.engine.ipc.status import EngineStats
 from rocmforge.errors import EngineError, ModelLoadError
@@ -27,7 +29,6 @@ from rocmforge_hip.backend import create as create_hip
 from rocmforge_hip.device.memory import PinnedBuffer
 from rocmforge_hip.ops import geometry
 from rocmforge_hip.run.runner import HipRunner
-from rocmforge_hip.weights.file_reads import FilePart, FileRead
 from rocmforge_reference import ops as reference_ops
 from tests.backend.driving import Chunk, Driver, Want, make_step
 from tests.data.models.tiny_models import PROMPT, by_name, write_model

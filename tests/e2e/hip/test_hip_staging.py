@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rocmforge.checkpoint.locator import FilePart
 from rocmforge.errors import ModelLoadError
 from rocmforge_hip.device.driver import Driver
-from rocmforge_hip.weights.file_reads import FilePart
 from rocmforge_hip.weights.staging import RING, Bytes, StagingBuffer, StagingPiece, StagingRing
 from tests.support.loading import open_files
 

@@ -58,9 +58,9 @@ def test_bytes_of_weights_are_found_in_the_file(tmp_path: Path) -> None:
         tensor = checkpoint.weights["layers.0.attention.k"]
         place = checkpoint.locate(tensor.data)
         assert place is not None
-        assert place[0] == path
+        assert place.path == path
         with path.open("rb") as file:
-            file.seek(place[1])
+            file.seek(place.offset)
             assert file.read(tensor.nbytes) == tensor.data.tobytes()
 
 

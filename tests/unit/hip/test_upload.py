@@ -25,8 +25,8 @@ def test_bytes_of_a_tensor_are_found_in_its_file(model: Path) -> None:
             for data in (tensor.data, tensor.data[2:4]):
                 place = file.locate(data)
                 assert place is not None
-                path, offset = place
-                assert path.read_bytes()[offset : offset + data.nbytes] == data.tobytes()
+                start = place.offset
+                assert place.path.read_bytes()[start : start + data.nbytes] == data.tobytes()
 
 
 def test_what_is_no_run_of_bytes_of_the_file_is_not_found(model: Path) -> None:

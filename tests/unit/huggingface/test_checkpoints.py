@@ -72,9 +72,8 @@ def test_bytes_are_found_in_their_file(tmp_path: Path) -> None:
         tensor = checkpoint.weights["layers.1.attention.v"]  # a part of qkv_proj
         found = checkpoint.locate(tensor.data)
         assert found is not None
-        path, offset = found
-        with path.open("rb") as file:
-            file.seek(offset)
+        with found.path.open("rb") as file:
+            file.seek(found.offset)
             assert file.read(tensor.nbytes) == tensor.data.tobytes()
 
 

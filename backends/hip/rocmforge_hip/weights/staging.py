@@ -3,8 +3,8 @@
 Pieces of the files are read into its places, beside what the thread does that owns the ring: it
 takes them in order and starts the copy of each. Little passes between them, as every microsecond
 of Python counts: a piece of 6 MiB is copied in 120 of them. So bytes that a file has are read by
-threads of the C library, which never wait for the interpreter (`file_reads`), and only those that
-are computed by threads of Python.
+threads of the C library, which never wait for the interpreter (`checkpoint/file_reads.py`), and
+only those that are computed by threads of Python.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from rocmforge.checkpoint.file_reads import FileRead
+from rocmforge.checkpoint.locator import FilePart
 from rocmforge_hip.device.driver import Driver
 from rocmforge_hip.device.memory import DeviceArray, Memory, spec
-from rocmforge_hip.weights.file_reads import FilePart, FileRead
 
 Bytes = npt.NDArray[np.uint8]
 _NAME: Final = "loading weights"

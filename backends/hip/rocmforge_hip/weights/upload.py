@@ -16,6 +16,7 @@ from typing import Final
 
 import numpy as np
 
+from rocmforge.checkpoint.locator import FilePart
 from rocmforge.checkpoint.tensor import Derived, Stack, Tensor
 from rocmforge.models.blocks import ModelWeights
 from rocmforge.models.checkpoint import Locate
@@ -24,7 +25,6 @@ from rocmforge_hip.device.driver import Driver
 from rocmforge_hip.device.library import KernelLibrary
 from rocmforge_hip.device.memory import DeviceArray, Memory, spec
 from rocmforge_hip.kernels.products import rf_repack
-from rocmforge_hip.weights.file_reads import FilePart
 from rocmforge_hip.weights.formats import Matrix, MatrixPart, Vector, Weight, ceil_div, round_up
 from rocmforge_hip.weights.hosting import HostLoading
 from rocmforge_hip.weights.placement import Planned, PlannedMatrix, PlannedVector, storages
@@ -201,8 +201,7 @@ class WeightLoader:
 
     def _place(self, data: Bytes) -> FilePart | None:
         """Returns where bytes lie in a file; None if that is not known."""
-        place = self._locate(data) if self._locate is not None else None
-        return None if place is None else FilePart(*place)
+        return self._locate(data) if self._locate is not None else None
 
     def _repack(
         self,

@@ -11,22 +11,13 @@ import ctypes
 import errno
 import os
 from contextlib import suppress
-from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Final
 
+from rocmforge.checkpoint.locator import FilePart
 from rocmforge.errors import ModelLoadError
 
 _NO_SIGNAL: Final = 1  # SIGEV_NONE
-
-
-@dataclass(frozen=True, slots=True)
-class FilePart:
-    """Consecutive bytes of a file, from this offset on."""
-
-    path: Path
-    offset: int
 
 
 class _ControlBlock(ctypes.Structure):
@@ -130,7 +121,6 @@ class FileRead:
             self._path = None
 
 
-@cache
 def _library() -> ctypes.CDLL:
     """Returns the C library, with the types of what is called here."""
     library = ctypes.CDLL(None, use_errno=True)

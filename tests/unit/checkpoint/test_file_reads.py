@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rocmforge.checkpoint.file_reads import FileRead
+from rocmforge.checkpoint.locator import FilePart
 from rocmforge.errors import ModelLoadError
-from rocmforge_hip.weights.file_reads import FilePart, FileRead
 from tests.support.loading import open_files
 
 
