@@ -13,6 +13,7 @@ import socket
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from rocmforge.backend import owned_process
@@ -41,6 +42,7 @@ logger = logging.getLogger(__name__)
 
 _READ_BYTES = 1 << 18
 _TEND_S = 0.002  # between looks at copies that go on while there is nothing to compute
+_LINGER_S = 5.0  # for the server to read the last report, and to close its end then
 _KEEP_S = 8.0  # for what is still to be saved at the end; less than `EngineConfig.stop_grace_s`
 
 
@@ -76,6 +78,21 @@ class Channel:
     def send(self, report: Report) -> None:
         """Sends one message."""
         self._sock.sendall(encode(report))
+
+    def end(self, linger_s: float = _LINGER_S) -> None:
+        """Says that nothing more comes, and waits until the server has closed its end.
+
+        If this end were closed first, a server that happened to send something would get an error,
+        and lose with the connection what it had not read: why the engine ends.
+
+        Args:
+            linger_s: How long to wait for the server.
+        """
+        self._sock.settimeout(linger_s)
+        with suppress(OSError):
+            self._sock.shutdown(socket.SHUT_WR)
+            while self._sock.recv(_READ_BYTES):
+                pass
 
 
 def announce(
@@ -196,7 +213,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         (start,) = channel.receive(wait=True)
         assert isinstance(start, Start), "the first command says what to load"
         set_up_logging(start.log_level, start.log_format)
-        return run(start, channel)
+        status = run(start, channel)
+        if status:  # the last report says why
+            channel.end()
+        return status
     except ConnectionError:
         return 1
 

@@ -10,13 +10,22 @@ import signal
 import socket
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
 
 from rocmforge.engine.client.client import AsyncEngine
 from rocmforge.engine.client.engine_process import EngineProcess
-from rocmforge.engine.ipc.messages import Progress, Ready, Report, Shutdown, Start, StepReport
+from rocmforge.engine.ipc.messages import (
+    Fatal,
+    Progress,
+    Ready,
+    Report,
+    Shutdown,
+    Start,
+    StepReport,
+)
 from rocmforge.engine.ipc.params import FinishReason, SamplingParams
 from rocmforge.engine.ipc.status import EngineState
 from rocmforge.engine.ipc.wire import FrameReader, encode
@@ -299,6 +308,28 @@ def test_the_process_leaves_interrupt_and_termination_to_the_server() -> None:
         assert isinstance(report, StepReport)
         ours.sendall(encode(Shutdown()))
         assert process.wait(TIMEOUT_S) == 0
+
+
+def test_why_it_ends_is_not_lost_on_a_server_that_sends_something_before_it_reads() -> None:
+    process, ours = start_process("create_failing_collect_0")
+    asked = encode(request(0, PROMPT, SamplingParams(max_tokens=1)))
+    reader: FrameReader[Report] = FrameReader(Report)
+    reports: list[Report] = []
+    with process, ours:
+        while not any(isinstance(report, Ready) for report in reports):
+            reports.extend(reader.feed(ours.recv(4096)))
+        ours.sendall(asked)
+        select.select([ours], [], [])
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(0.5)  # long enough to end, if it did not wait
+        ours.sendall(asked)
+        while data := ours.recv(4096):
+            reports.extend(reader.feed(data))
+        ours.close()
+        assert process.wait(TIMEOUT_S) == 1
+    last = reports[-1]
+    assert isinstance(last, Fatal)
+    assert last.message == "fake collect failed: planted at call 0"
 
 
 SERVER = f"""
