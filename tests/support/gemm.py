@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import numpy.typing as npt
 
-from tests.support.linear import Layer, worst_error
-
-if TYPE_CHECKING:
-    from tests.support.kernels import Device, DeviceArray
+from tests.support.kernels import Device, DeviceArray, check
+from tests.support.linear import Layer, random_activation, random_layer, worst_error
 
 Float16 = npt.NDArray[np.float16]
 Float32 = npt.NDArray[np.float32]
@@ -72,3 +68,42 @@ def check_gemm(
     gemm(device, layer, halves, tile=tile, splits=splits, out=out)
     seen = halves.astype(np.float64)
     assert worst_error(out.get(), layer.apply(seen), layer.magnitude(seen)) < ROUNDING
+
+
+def check_bias(
+    device: Device,
+    rng: np.random.Generator,
+    name: str,
+    rows: int,
+    out_features: int,
+    *,
+    tile: int = 32,
+    splits: int = 1,
+) -> None:
+    """Compares the product with a bias of a layer of such a type, in float32."""
+    layer = random_layer(rng, name, out_features, 512)
+    x = random_activation(rng, rows, 512).astype(np.float16)
+    bias = rng.standard_normal(out_features).astype(np.float32)
+    out = device.empty((rows, out_features), np.float32, "out")
+    gemm(device, layer, x, tile=tile, splits=splits, biases=(bias,), out=out)
+    check(out.get(), layer.apply(x.astype(np.float64)) + bias, rtol=1e-3, atol=2e-2)
+
+
+def check_finite_halves(
+    device: Device,
+    rng: np.random.Generator,
+    name: str,
+    rows: int,
+    *,
+    tile: int = 32,
+    splits: int = 1,
+) -> None:
+    """Compares halves with results that are cut off at the largest of them."""
+    layer = random_layer(rng, name, 32, 512)
+    x = random_activation(rng, rows, 512).astype(np.float16)
+    bias = np.zeros(32, np.float32)
+    bias[:2] = 1e6, -1e6
+    out = device.empty((rows, 32), np.float16, "out")
+    gemm(device, layer, x, tile=tile, splits=splits, biases=(bias,), out_half=out)
+    expected = np.clip(layer.apply(x.astype(np.float64)) + bias, -65504, 65504)
+    check(out.get(), expected, rtol=1e-3, atol=1e-2)

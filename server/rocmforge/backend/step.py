@@ -13,7 +13,14 @@ from typing import Self
 
 import numpy as np
 
-from rocmforge.backend.arrays import Float32Array, Int32Array, Int64Array, UInt32Array, UInt64Array
+from rocmforge.backend.arrays import (
+    BoolArray,
+    Float32Array,
+    Int32Array,
+    Int64Array,
+    UInt32Array,
+    UInt64Array,
+)
 
 NO_SOURCE = -1
 """`StepInput.token_source` of a token whose id is known to the host."""
@@ -241,14 +248,19 @@ class StepInput:
         return len(self.context_len)
 
     @property
-    def turns(self) -> Int32Array:
-        """How many sequences right before each one leave the states that it goes on from, [B]."""
-        numbers = np.arange(self.num_sequences, dtype=np.int32)
+    def goes_on(self) -> BoolArray:
+        """Whether each sequence goes on from the states that the one before it leaves, bool [B]."""
         goes_on = np.zeros(self.num_sequences, np.bool_)
         if len(self.state_reads):
             left = self.state_writes[self.query_start[1:-1] - 1]
             goes_on[1:] = self.state_reads[1:] == left
-        turns: Int32Array = numbers - np.maximum.accumulate(np.where(goes_on, 0, numbers))
+        return goes_on
+
+    @property
+    def turns(self) -> Int32Array:
+        """How many sequences right before each one leave the states that it goes on from, [B]."""
+        numbers = np.arange(self.num_sequences, dtype=np.int32)
+        turns: Int32Array = numbers - np.maximum.accumulate(np.where(self.goes_on, 0, numbers))
         return turns
 
     @property

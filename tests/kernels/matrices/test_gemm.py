@@ -10,8 +10,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.support.gemm import check_gemm, gemm
-from tests.support.kernels import Device, check
+from tests.support.gemm import check_bias, check_finite_halves, check_gemm
+from tests.support.kernels import Device
 from tests.support.linear import (
     GELU,
     GELU_TANH,
@@ -92,24 +92,9 @@ def test_blocks_may_share_k(
 
 @pytest.mark.parametrize("splits", [1, 2])
 def test_adds_a_bias(device: Device, splits: int) -> None:
-    rng = np.random.default_rng(5)
-    layer = random_layer(rng, "q4_1", 33, 512)
-    x = random_activation(rng, 3, 512).astype(np.float16)
-    bias = rng.standard_normal(33).astype(np.float32)
-    out = device.empty((3, 33), np.float32, "out")
-    gemm(device, layer, x, splits=splits, biases=(bias,), out=out)
-    expected = layer.apply(x.astype(np.float64)) + bias
-    check(out.get(), expected, rtol=1e-3, atol=2e-2)
+    check_bias(device, np.random.default_rng(5), "q4_1", 3, 33, splits=splits)
 
 
 @pytest.mark.parametrize("splits", [1, 2])
 def test_writes_finite_halves(device: Device, splits: int) -> None:
-    rng = np.random.default_rng(6)
-    layer = random_layer(rng, "f32", 32, 512)
-    x = random_activation(rng, 2, 512).astype(np.float16)
-    bias = np.zeros(32, np.float32)
-    bias[:2] = 1e6, -1e6
-    out = device.empty((2, 32), np.float16, "out")
-    gemm(device, layer, x, splits=splits, biases=(bias,), out_half=out)
-    expected = np.clip(layer.apply(x.astype(np.float64)) + bias, -65504, 65504)
-    check(out.get(), expected, rtol=1e-3, atol=1e-2)
+    check_finite_halves(device, np.random.default_rng(6), "f32", 2, splits=splits)

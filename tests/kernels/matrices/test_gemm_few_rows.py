@@ -10,8 +10,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.support.gemm import check_gemm, gemm
-from tests.support.kernels import Device, check
+from tests.support.gemm import check_bias, check_finite_halves, check_gemm
+from tests.support.kernels import Device
 from tests.support.linear import (
     CLAMPED_SWIGLU,
     GELU,
@@ -90,22 +90,9 @@ def test_gates(hopper: Device, tile: int, activation: int) -> None:
 @pytest.mark.parametrize("tile", [32, 64])
 def test_adds_a_bias(hopper: Device, tile: int, splits: int) -> None:
     rng = np.random.default_rng(6)
-    layer = random_layer(rng, "q4_k", 33, 512)
-    x = random_activation(rng, 18, 512).astype(np.float16)
-    bias = rng.standard_normal(33).astype(np.float32)
-    out = hopper.empty((18, 33), np.float32, "out")
-    gemm(hopper, layer, x, tile=tile, splits=splits, biases=(bias,), out=out)
-    check(out.get(), layer.apply(x.astype(np.float64)) + bias, rtol=1e-3, atol=2e-2)
+    check_bias(hopper, rng, "q4_k", 18, 33, tile=tile, splits=splits)
 
 
 @pytest.mark.parametrize("tile", [32, 64])
 def test_writes_finite_halves(hopper: Device, tile: int) -> None:
-    rng = np.random.default_rng(7)
-    layer = random_layer(rng, "q4_k", 32, 512)
-    x = random_activation(rng, 18, 512).astype(np.float16)
-    bias = np.zeros(32, np.float32)
-    bias[:2] = 1e6, -1e6
-    out = hopper.empty((18, 32), np.float16, "out")
-    gemm(hopper, layer, x, tile=tile, biases=(bias,), out_half=out)
-    expected = np.clip(layer.apply(x.astype(np.float64)) + bias, -65504, 65504)
-    check(out.get(), expected, rtol=1e-3, atol=1e-2)
+    check_finite_halves(hopper, np.random.default_rng(7), "q4_k", 18, tile=tile)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.support.gemm import WIDE, check_gemm, gemm
+from tests.support.gemm import WIDE, check_bias, check_finite_halves, check_gemm, gemm
 from tests.support.kernels import Device, check
 from tests.support.linear import (
     CLAMPED_SWIGLU,
@@ -73,13 +73,7 @@ def test_blocks_may_share_k(hopper: Device, splits: int, steps: int, activation:
 
 
 def test_adds_a_bias(hopper: Device) -> None:
-    rng = np.random.default_rng(5)
-    layer = random_layer(rng, "q6_k", 133, 512)
-    x = random_activation(rng, 260, 512).astype(np.float16)
-    bias = rng.standard_normal(133).astype(np.float32)
-    out = hopper.empty((260, 133), np.float32, "out")
-    gemm(hopper, layer, x, tile=WIDE, biases=(bias,), out=out)
-    check(out.get(), layer.apply(x.astype(np.float64)) + bias, rtol=1e-3, atol=2e-2)
+    check_bias(hopper, np.random.default_rng(5), "q6_k", 260, 133, tile=WIDE)
 
 
 def test_adds_biases_before_the_gate(hopper: Device) -> None:
@@ -93,12 +87,4 @@ def test_adds_biases_before_the_gate(hopper: Device) -> None:
 
 
 def test_writes_finite_halves(hopper: Device) -> None:
-    rng = np.random.default_rng(7)
-    layer = random_layer(rng, "q4_k", 32, 512)
-    x = random_activation(rng, 258, 512).astype(np.float16)
-    bias = np.zeros(32, np.float32)
-    bias[:2] = 1e6, -1e6
-    out = hopper.empty((258, 32), np.float16, "out")
-    gemm(hopper, layer, x, tile=WIDE, biases=(bias,), out_half=out)
-    expected = np.clip(layer.apply(x.astype(np.float64)) + bias, -65504, 65504)
-    check(out.get(), expected, rtol=1e-3, atol=1e-2)
+    check_finite_halves(hopper, np.random.default_rng(7), "q4_k", 258, tile=WIDE)

@@ -86,6 +86,8 @@ class HipOps:
         has_gates = "attention.gate" in FAMILIES[config.architecture].has
         self._rows = RowKernels(library, formats, adds=not config.causal, gates=has_gates)
         self._norms = norms_of(config, library)
+        averages = config.tower is not None and config.tower.averages
+        self._sum_norms = RmsNorms(library, config.norm_eps) if averages else None
         self._lora = Lora(library, arena, self.products, resources.adapters)
         self._route = self._pairs = self._groups = self._deferred = None
         if arena.experts is not None:
@@ -483,14 +485,15 @@ class HipOps:
         What multiplies sums is the weight of a norm before that one: it takes from each row a
         factor, which the other one would take.
         """
+        assert self._sum_norms is not None
         out = empty(x.arrays, x.rows, x.features, half=True)
         eps *= count * count
         if standard is not None:
             shift, scale = standard
             self._rows.add_vector(shift, f32_of(x))
-            RmsNorms(self._resources.library, eps).norm_projection(x, scale, None)
+            self._sum_norms.norm_projection(x, scale, None, eps)
             eps = _LEAST_EPS
-        RmsNorms(self._resources.library, eps).norm(x, weight, None, out)
+        self._sum_norms.norm(x, weight, None, out, eps)
         return out
 
     def norm_values(self, v: Activation, weight: Weight, spec: AttentionSpec) -> Activation:

@@ -119,11 +119,13 @@ class RmsNorms:
             eps=self.eps,
         )
 
-    def norm_projection(self, x: Activation, weight: Weight, bias: Weight | None) -> None:
+    def norm_projection(
+        self, x: Activation, weight: Weight, bias: Weight | None, eps: float | None = None
+    ) -> None:
         """Norms rows in place, those of towers as halves; they may be columns of a wider matrix."""
         assert bias is None
         if x.f32 is not None:
-            self.norm_projections((x, weight), None)
+            self.norm_projections((x, weight), None, eps)
             return
         self._halves.launch(
             *row_blocks(x),
@@ -131,11 +133,14 @@ class RmsNorms:
             weight=vector_of(weight, x.features),
             stride=x.stride or x.features,
             hidden_size=x.features,
-            eps=self.eps,
+            eps=self.eps if eps is None else eps,
         )
 
     def norm_projections(
-        self, first: tuple[Activation, Weight], second: tuple[Activation, Weight] | None
+        self,
+        first: tuple[Activation, Weight],
+        second: tuple[Activation, Weight] | None,
+        eps: float | None = None,
     ) -> None:
         """Norms rows of one or two such activations."""
         (x, weight), (other, other_weight) = first, second or (None, None)
@@ -151,7 +156,7 @@ class RmsNorms:
             other_weight=optional_vector(other_weight, features),
             other_stride=0 if other is None else other.stride or features,
             other_size=features,
-            eps=self.eps,
+            eps=self.eps if eps is None else eps,
         )
 
 

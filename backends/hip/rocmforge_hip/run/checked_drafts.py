@@ -32,7 +32,7 @@ def as_decodes(step: StepInput, most: int) -> StepInput:
     if len(step.hidden_ranges) or len(step.embedding_tokens):
         return step
     counts = np.diff(step.query_start)
-    if len(step.state_reads) and (counts.max() > MAX_KEPT_STATES or step.turns.any()):
+    if len(step.state_reads) and (counts.max() > MAX_KEPT_STATES or step.goes_on.any()):
         return step  # no draft
     owners = np.repeat(np.arange(step.num_sequences), counts)
     tables = step.window_tables

@@ -49,7 +49,7 @@ class StepShapes:
         count = step.num_sequences
         if step.num_tokens != count or len(step.logit_rows) != count:
             return None
-        if step.turns.any():
+        if step.goes_on.any():
             return None  # one launch takes all of a graph
         if len(step.hidden_ranges) or len(step.embedding_tokens):
             return None

@@ -230,11 +230,10 @@ def _gemma4_tower(
     )
     if layer.key_dim % 4:
         raise vision.bad("head_dim", f"{layer.key_dim} elements of a head do not rotate by axes")
-    rope = vision.get_object("rope_parameters") or vision
+    rope = _rope(vision)
     if (kind := rope.get_str("rope_type", "axial")) not in ("axial", "default"):
         raise rope.bad("rope_type", f"{kind} is not of such a tower")
-    if (theta := rope.get_float("rope_theta", 100.0)) <= 1:
-        raise rope.bad("rope_theta", f"{theta} is no base of frequencies")
+    theta = _theta(rope, 100.0)
     return gemma4_tower_config(
         name,
         processor,
@@ -247,6 +246,18 @@ def _gemma4_tower(
     )
 
 
+def _rope(vision: JsonObject) -> JsonObject:
+    """Returns what a tower says of its rotation, perhaps beside everything else."""
+    return vision.get_object("rope_parameters") or vision
+
+
+def _theta(rope: JsonObject, usual: float) -> float:
+    """Returns the base of frequencies, which must be above 1."""
+    if (theta := rope.get_float("rope_theta", usual)) <= 1:
+        raise rope.bad("rope_theta", f"{theta} is no base of frequencies")
+    return theta
+
+
 def _pixtral_tower(
     vision: JsonObject, name: str, processor: ProcessorConfig, embedding_size: int
 ) -> ModelConfig:
@@ -255,9 +266,7 @@ def _pixtral_tower(
     layer = replace(read_layer(vision), intermediate_size=vision.get_positive("intermediate_size"))
     if layer.key_dim % 4:
         raise vision.bad("num_attention_heads", f"heads of {layer.key_dim} do not rotate by axes")
-    rope = vision.get_object("rope_parameters") or vision
-    if (theta := rope.get_float("rope_theta", 10000.0)) <= 1:
-        raise rope.bad("rope_theta", f"{theta} is no base of frequencies")
+    theta = _theta(_rope(vision), 10000.0)
     return pixtral_config(
         name,
         processor,

@@ -154,14 +154,7 @@ def gemma4_tower_config(
         norm_eps=norm_eps,
         rope=_rope_by_axes(layers[0].key_dim, theta),
         activation=activation,
-        tower=TowerConfig(
-            patch_features=processor.patch_features,
-            merged=processor.merge * processor.merge,
-            averages=True,
-            embedding_size=embedding_size,
-            places=processor.places,
-            enlarges=True,
-        ),
+        tower=replace(_placed(processor, embedding_size), averages=True, enlarges=True),
     )
 
 
@@ -200,12 +193,7 @@ def qwen_tower_config(
         norm_eps=norm_eps,
         rope=_rope_by_axes(layers[0].key_dim, theta),
         activation=activation,
-        tower=TowerConfig(
-            patch_features=processor.patch_features,
-            merged=processor.merge * processor.merge,
-            embedding_size=embedding_size,
-            places=processor.places,
-        ),
+        tower=_placed(processor, embedding_size),
     )
 
 
@@ -244,11 +232,8 @@ def pixtral_config(
         norm_eps=norm_eps,
         rope=_rope_by_axes(layers[0].key_dim, theta, shift=0.5),
         activation=activation,
-        tower=TowerConfig(
-            patch_features=processor.patch_features,
-            merged=processor.merge * processor.merge,
-            embedding_size=embedding_size,
-            places=processor.places,
+        tower=replace(
+            _placed(processor, embedding_size),
             merges_first=processor.merge > 1,
             inner_size=embedding_size,
         ),
@@ -285,6 +270,16 @@ def _tower_config(
         activation=activation,
         pooling=PoolingType.NONE,
         tower=tower,
+    )
+
+
+def _placed(processor: ProcessorConfig, embedding_size: int) -> TowerConfig:
+    """Returns what towers have in common whose patches have a row and a column."""
+    return TowerConfig(
+        patch_features=processor.patch_features,
+        merged=processor.merge * processor.merge,
+        embedding_size=embedding_size,
+        places=processor.places,
     )
 
 
