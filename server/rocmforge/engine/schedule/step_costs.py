@@ -31,7 +31,7 @@ last one is what others wait, though, so the cut of budgets is learnt from it.
 from __future__ import annotations
 
 from collections import deque
-from statistics import median_low
+from statistics import median, median_low
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -208,7 +208,7 @@ def _fit(measured: list[_Measured]) -> Prices:
     work = np.array([(1.0, *each.work) for each in measured]) * _USUAL  # [N, 5], in tokens
     times = np.array([each.time_ns for each in measured])
     numbers = np.array([each.number for each in measured])
-    token_ns = float(np.median(times / work.sum(axis=1)))
+    token_ns = median((times / work.sum(axis=1)).tolist())  # np.median first imports for 30 ms
     shares = token_ns * work / times[:, None]  # [N, 5]; each row is 1 if the usual prices are right
     weights: Float64Array = 0.5 ** ((numbers.max() - numbers) / _HALF_LIFE)
     errors = np.zeros(len(measured))

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections import deque
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -86,6 +89,25 @@ def test_steps_shrink_little_for_a_host_that_comes_late() -> None:
     run = simulate(law(), limits(), beside(LONG), between_ns=100_000_000)
     mixed = [took for step, took in run.device.steps if 1 < step.num_sequences < step.num_tokens]
     assert np.median(mixed) > 0.85e6 * STALL_MS
+
+
+def test_no_step_waits_for_a_module_to_be_imported() -> None:
+    """`np.median` imports for 30 ms when it is called first: between the first two steps."""
+    program = """
+import sys
+from rocmforge.engine.schedule.limits import SchedulerLimits
+from tests.support.virtual_device import Arrival, simulate
+limits = SchedulerLimits(
+    max_sequences=4, max_batched_tokens=512, max_waiting=4, max_stall_ns=30_000_000
+)
+before = set(sys.modules)
+simulate(lambda step: 1e-3 + 1e-5 * step.num_tokens, limits, [Arrival(0, 500, 9)] * 2)
+print(sorted(set(sys.modules) - before))
+"""
+    root = Path(__file__).parents[4]
+    command = [sys.executable, "-c", program]
+    output = subprocess.run(command, capture_output=True, check=True, cwd=root)
+    assert output.stdout.strip() == b"[]"
 
 
 def test_what_decodes_leave_is_all_given_to_prompts() -> None:
