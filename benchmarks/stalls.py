@@ -1,10 +1,12 @@
 """Shows how long tokens wait for prompts: simulated, or of a server that runs.
 
     python -m benchmarks.stalls
+    python -m benchmarks.stalls --load MODEL.gguf --waits 5
     rocmforge serve MODEL --port 8000 --max-stall 0 &
     python -m benchmarks.stalls --port 8000 --model NAME
 
-Without a port, the engine core runs on the clock of a virtual device.
+Without a port, the engine core runs on the clock of a virtual device, or in this process with a
+model on a GPU; with `--waits`, the longest waits for a token follow, and the steps in them.
 The scheduler is the one that serves. The device is a law, fitted to what an H200 took for
 Llama-8B Q4_K_M (docs/benchmarks.md): decode by batch and depth, prompts by depth. Each row has the
 scheduler without a limit on time, and with `--max-stall`. With a port, the same requests are sent
@@ -15,17 +17,24 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from random import Random
 
 import numpy as np
 
+from benchmarks.gpu_check import load_runner
 from benchmarks.http_load import Connection
+from benchmarks.step_trace import TracedRunner, TracedStep, describe_waits
+from rocmforge.backend.protocol import Runner
 from rocmforge.backend.step import StepInput
+from rocmforge.engine.core import EngineCore
 from rocmforge.engine.schedule.limits import SchedulerLimits
-from tests.support.virtual_device import Arrival, Seen, simulate
+from tests.support.virtual_device import Arrival, Seen, VirtualClock, VirtualDevice, drive
 
 
 @dataclass(frozen=True)
@@ -132,6 +141,54 @@ async def ask_server(port: int, model: str, arrivals: Sequence[Arrival]) -> list
     return await asyncio.gather(*map(ask, range(len(arrivals)), arrivals))
 
 
+def serve_alone(
+    runner: Runner,
+    limits: SchedulerLimits,
+    arrivals: Sequence[Arrival],
+    clock: Callable[[], int],
+    wait_until: Callable[[int], None],
+) -> tuple[list[Seen], list[TracedStep]]:
+    """Has an engine in this process serve the requests when they are due, without any server."""
+    traced = TracedRunner(runner, clock)
+    core = EngineCore(traced, limits, clock)
+    seen, _ = drive(core, clock, arrivals, wait_until, traced.watch)
+    return seen, traced.steps
+
+
+def simulate(
+    law: H200, limits: SchedulerLimits, arrivals: Sequence[Arrival]
+) -> tuple[list[Seen], list[TracedStep]]:
+    """Serves the requests on a device that is only a law."""
+    clock = VirtualClock()
+    return serve_alone(VirtualDevice(law, clock), limits, arrivals, clock, clock.wait_until)
+
+
+def measure(
+    runner: Runner, limits: SchedulerLimits, arrivals: Sequence[Arrival]
+) -> tuple[list[Seen], list[TracedStep]]:
+    """Serves the requests on a device."""
+    begin = time.monotonic_ns()
+
+    def clock() -> int:
+        return time.monotonic_ns() - begin
+
+    def wait_until(ns: int) -> None:
+        time.sleep(max(0, ns - clock()) / 1e9)
+
+    return serve_alone(runner, limits, arrivals, clock, wait_until)
+
+
+@contextmanager
+def without_collections() -> Iterator[None]:
+    """Keeps this process from collecting garbage, which would look like a wait of 40 ms."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
 def print_row(name: str, run: Sequence[Seen], *, first: Sequence[float]) -> None:
     """Prints one line of the table; times in ms."""
     gaps = [1e3 * gap for seen in run for _, gap in seen.gaps]
@@ -152,10 +209,15 @@ def main() -> None:
     parser.add_argument("--max-batched-tokens", type=int, default=2048)
     parser.add_argument("--prompt-speed", type=float, default=1.0, help="of the simulated device")
     parser.add_argument("--decode-speed", type=float, default=1.0, help="of the simulated device")
+    parser.add_argument("--load", type=Path, help="a model, for an engine in this process")
+    parser.add_argument("--waits", type=int, default=0, help="of the longest ones to describe")
     parser.add_argument("--port", type=int, help="of a server to send the requests to")
     parser.add_argument("--model", default="", help="its name there")
     parser.add_argument("--rows", default="", help="only those with this in their name")
     options = parser.parse_args()
+    if options.waits and options.port:
+        parser.error("--waits: of a server, nobody here knows the steps; see --load")
+    runner = load_runner(options.load, options.max_sequences, 34_000) if options.load else None
     law = H200(options.prompt_speed, options.decode_speed)
     columns = ("first p50", "p99", "gap p50", "p99", "longest", "tokens/s")
     print(f"{'ms':<44}" + "".join(f"{column:>10}" for column in columns))
@@ -169,11 +231,12 @@ def main() -> None:
             continue
         longest = max(arrival.num_prompt for arrival in arrivals)
         of = longest if name.startswith("16 streams") else 512
-        runs = {}
-        if options.port:
-            runs[name] = asyncio.run(ask_server(options.port, options.model, arrivals))
-        else:
-            for stall in (0.0, options.max_stall):
+        runs: dict[str, tuple[list[Seen], list[TracedStep]]] = {}
+        with without_collections():
+            if options.port:
+                seen = asyncio.run(ask_server(options.port, options.model, arrivals))
+                runs[name] = seen, []
+            for stall in () if options.port else (0.0, options.max_stall):
                 limits = SchedulerLimits(
                     max_sequences=options.max_sequences,
                     max_batched_tokens=options.max_batched_tokens,
@@ -181,10 +244,16 @@ def main() -> None:
                     max_stall_ns=round(1e6 * stall),
                 )
                 label = f"{name}{f', {stall:g} ms' if stall else ''}"
-                runs[label] = simulate(law, limits, arrivals).seen
-        for label, run in runs.items():
-            first = [seen.first_token_s for seen in run if seen.arrival.num_prompt == of]
-            print_row(label, run, first=first)
+                runs[label] = (
+                    measure(runner, limits, arrivals)
+                    if runner is not None
+                    else simulate(law, limits, arrivals)
+                )
+        for label, (seen, steps) in runs.items():
+            first = [each.first_token_s for each in seen if each.arrival.num_prompt == of]
+            print_row(label, seen, first=first)
+            for line in describe_waits(seen, steps, options.waits):
+                print(line)
 
 
 if __name__ == "__main__":

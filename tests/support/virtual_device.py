@@ -36,6 +36,10 @@ class VirtualClock:
         """The time."""
         return self.now_ns
 
+    def wait_until(self, ns: int) -> None:
+        """Lets time pass, if it is not so late already."""
+        self.now_ns = max(self.now_ns, ns)
+
 
 class VirtualDevice:
     """Implements `Runner`; whatever the tokens are, it draws token 0.
@@ -144,24 +148,45 @@ def simulate(law: Law, limits: SchedulerLimits, arrivals: Iterable[Arrival], **d
     clock = VirtualClock()
     runner = VirtualDevice(law, clock, **device)
     core = EngineCore(runner, limits, clock)
+    seen, totals = drive(core, clock, arrivals, clock.wait_until)
+    core.check_integrity()
+    return Run(seen, runner, totals)
+
+
+def drive(
+    core: EngineCore,
+    clock: Callable[[], int],
+    arrivals: Iterable[Arrival],
+    wait_until: Callable[[int], None],
+    watch: Callable[[Totals], None] = lambda totals: None,
+) -> tuple[list[Seen], Totals]:
+    """Has an engine core serve requests when they are due, until all have ended.
+
+    Args:
+        core: does nothing else.
+        clock: the one of the core, in nanoseconds from near 0.
+        arrivals: the requests.
+        wait_until: waits until the clock shows so much.
+        watch: called after each step.
+    """
     coming = deque(sorted(arrivals, key=lambda arrival: arrival.at_s))
     seen: list[Seen] = []
     totals = Totals()
     while coming or core.has_work:
         if not core.has_work:
-            clock.now_ns = max(clock.now_ns, round(1e9 * coming[0].at_s) + 1)
+            wait_until(round(1e9 * coming[0].at_s) + 1)
         commands: list[GenerateRequest] = []
-        while coming and 1e9 * coming[0].at_s <= clock.now_ns:
+        while coming and 1e9 * coming[0].at_s <= clock():
             arrival = coming.popleft()
             commands.append(_request(len(seen), arrival))
             seen.append(Seen(arrival))
         report = core.step(commands)
         for event in report.events:
             assert event.error is None, event.error
-            seen[event.request_id].tokens_at += [clock.now_ns / 1e9] * len(event.token_ids)
+            seen[event.request_id].tokens_at += [clock() / 1e9] * len(event.token_ids)
         totals = report.stats.totals
-    core.check_integrity()
-    return Run(seen, runner, totals)
+        watch(totals)
+    return seen, totals
 
 
 def _request(number: int, arrival: Arrival) -> GenerateRequest:
