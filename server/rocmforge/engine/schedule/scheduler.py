@@ -335,7 +335,7 @@ class Scheduler:
         if prices is None:
             return None
         steps = -(-count // self._limits.max_batched_tokens)
-        return prices.fixed * steps + prices.token * count + prices.pair * pairs_of(start, count)
+        return prices.fixed * steps + prices.filled * count + prices.pair * pairs_of(start, count)
 
     @staticmethod
     def _reusable(seq: Sequence) -> int:

@@ -2,9 +2,12 @@
 
 What makes a step long is not its number of tokens alone: the attention of a prompt's chunk costs
 tokens times the context before them, so that a budget of tokens which is right at the beginning of
-a prompt stalls every decode at its end. Five prices, none negative, say what a step with prompts
-takes: a fixed one, one for each token, each row of logits, each pair of a prompt's token and a
-position that it attends to, and each position that a decode reads.
+a prompt stalls every decode at its end. Prices, none negative, say what a step with prompts takes:
+a fixed one, one for each token, each row of logits, each pair of a prompt's token and a position
+that it attends to, and each position that a decode reads. Where matrix products compute whole tiles
+of tokens, time is a staircase in their number. So a token that another tile of some size begins
+with has a price for the whole tile, too: how much of the time is a staircase, and with which edges,
+is learnt like everything else. At first nothing is.
 
 - **Safe before anything is known.** The prices begin in proportions that are usual, at the level
   of the steps seen, and move as far as measurements tell them apart. Nothing is believed far from
@@ -41,9 +44,17 @@ from rocmforge.engine.schedule.chunks import Chunk
 
 Float64Array = npt.NDArray[np.float64]
 
-_USUAL: Final = np.array([32.0, 1.0, 1.0, 1 / 16384, 1 / 2048])
+TILES: Final = (64, 128, 256)
+"""Tokens that matrix products may compute together, in the time of one of them."""
+_USUAL: Final = np.array([32.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1 / 16384, 1 / 2048])
 """What each price usually is, in tokens: a pair is 1/16384 of a token, and so on."""
-_TRUST_IN_USUAL: Final = 0.01  # in steps: so little that a few of another kind correct it
+_FIRST: Final = np.array([1.0, 1.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0])
+"""How much of that is believed before anything is measured: nothing of whole tiles."""
+_TRUST: Final = np.array([0.01, 0.01, 0.1, 0.1, 0.1, 0.01, 0.01, 0.01])
+"""In that, in steps: so little that a few of another kind correct it.
+
+More of it where nothing is believed: two or three steps may look like a staircase.
+"""
 _KEPT: Final = 4  # steps of each kind
 _KINDS: Final = 40  # of those seen last
 _FITS: Final = 16  # that are made while as many steps are measured as are kept
@@ -90,20 +101,43 @@ def pairs_of(start: int, count: int) -> float:
     return count * (start + (count + 1) / 2)
 
 
+def _in_tiles(tokens: int) -> tuple[int, ...]:
+    """Returns how many tokens so many are, and in whole tiles of each size."""
+    return (tokens, *(-(-tokens // tile) * tile for tile in TILES))
+
+
 class Prices(NamedTuple):
     """Nanoseconds of each part of a step's work."""
 
     fixed: float
     token: float
+    tile_64: float  # of each token of a whole tile
+    tile_128: float
+    tile_256: float
     row: float
     pair: float
     context: float
+
+    @property
+    def filled(self) -> float:
+        """Nanoseconds of a token where all tiles are full."""
+        return self.token + self.tile_64 + self.tile_128 + self.tile_256
+
+    def of_tokens(self, tokens: int) -> float:
+        """Returns the nanoseconds of all tokens of a step, whatever they attend to."""
+        one, of_64, of_128, of_256 = _in_tiles(tokens)
+        return (
+            self.token * one
+            + self.tile_64 * of_64
+            + self.tile_128 * of_128
+            + self.tile_256 * of_256
+        )
 
     def of(self, work: StepWork) -> float:
         """Returns the nanoseconds of a step."""
         return (
             self.fixed
-            + self.token * work.tokens
+            + self.of_tokens(work.tokens)
             + self.row * work.rows
             + self.pair * work.pairs
             + self.context * work.context
@@ -205,14 +239,15 @@ class StepCosts:
 
 def _fit(measured: list[_Measured]) -> Prices:
     """Returns prices that are least wrong, relative to what was measured."""
-    work = np.array([(1.0, *each.work) for each in measured]) * _USUAL  # [N, 5], in tokens
+    rows = [(1.0, *_in_tiles(each.work.tokens), *each.work[1:]) for each in measured]
+    work = np.array(rows) * _USUAL  # [N, prices], in tokens
     times = np.array([each.time_ns for each in measured])
     numbers = np.array([each.number for each in measured])
-    token_ns = median((times / work.sum(axis=1)).tolist())  # np.median first imports for 30 ms
-    shares = token_ns * work / times[:, None]  # [N, 5]; each row is 1 if the usual prices are right
+    token_ns = median((times / (work @ _FIRST)).tolist())  # np.median first imports for 30 ms
+    shares = token_ns * work / times[:, None]  # [N, prices]; a row adds up to 1 if all is usual
     weights: Float64Array = 0.5 ** ((numbers.max() - numbers) / _HALF_LIFE)
     errors = np.zeros(len(measured))
-    factors = np.ones(work.shape[1])
+    factors = _FIRST
     for _ in range(_ROUNDS):
         factors = _non_negative(shares, weights / np.maximum(1.0, np.abs(errors) / _OUTLIER))
         errors = shares @ factors - 1.0
@@ -220,14 +255,13 @@ def _fit(measured: list[_Measured]) -> Prices:
 
 
 def _non_negative(shares: Float64Array, weights: Float64Array) -> Float64Array:
-    """Solves shares @ factors = 1 in the least squares, near 1 where that leaves a choice, [5].
+    """Solves shares @ factors = 1 in the least squares, near `_FIRST` where that leaves a choice.
 
     A factor that would be negative is 0, and the others are solved again.
     """
     size = shares.shape[1]
-    trust = _TRUST_IN_USUAL * np.eye(size)
-    normal = shares.T @ (weights[:, None] * shares) + trust
-    target = shares.T @ weights + _TRUST_IN_USUAL
+    normal = shares.T @ (weights[:, None] * shares) + np.diag(_TRUST)
+    target = shares.T @ weights + _TRUST * _FIRST
     factors = np.zeros(size)
     left = np.ones(size, bool)
     while left.any():

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from math import inf, sqrt
+from bisect import bisect_right
+from math import inf
 from typing import Final
 
-from rocmforge.engine.schedule.step_costs import Prices, StepCosts, StepWork, pairs_of
+from rocmforge.engine.schedule.step_costs import TILES, Prices, StepCosts, StepWork, pairs_of
 
 LEAST_TOKENS: Final = 16
 """Of the first prompt in order, in each step, however long they take: so it always gets on."""
@@ -27,40 +28,66 @@ class TimeBudget:
 
     def __init__(self, costs: StepCosts, decodes: StepWork, max_stall_ns: int) -> None:
         prices = costs.prices
-        self._prices = Prices(0, 0, 0, 0, 0) if prices is None else prices.scaled(costs.margin)
+        self._prices = Prices(*[0.0] * 8) if prices is None else prices.scaled(costs.margin)
         spent = self._prices.of(decodes)
-        self._left_ns = max(max_stall_ns - spent, spent)
+        self._fixed_ns = spent - self._prices.of_tokens(decodes.tokens)
+        # What fills the last tile of the decodes is not theirs.
+        alone = self._fixed_ns + self._prices.filled * decodes.tokens
+        self._left_ns = max(max_stall_ns - spent, alone)
+        self._tokens = self._decodes = decodes.tokens
         self._tokens_left = max(costs.most_tokens - decodes.tokens, LEAST_TOKENS)
-        self._reserved = 0.0, 0
+        self._tokens_reserved = 0
+        self._half_ns = inf
 
     def reserve_half(self) -> None:
-        """Keeps half of what is left for `give_back`."""
-        self._reserved = self._left_ns / 2, (self._tokens_left + 1) // 2
-        self._left_ns -= self._reserved[0]
-        self._tokens_left -= self._reserved[1]
+        """Keeps half of what is left for `give_back`.
+
+        What is taken until then pays for its tokens as if all tiles were full: the rest of its last
+        tile is for what comes then.
+        """
+        self._half_ns = min(self._left_ns, self._prices.filled * self.room(0)) / 2
+        self._tokens_reserved = (self._tokens_left + 1) // 2
+        self._tokens_left -= self._tokens_reserved
 
     def give_back(self) -> None:
         """Adds what was kept."""
-        self._left_ns += self._reserved[0]
-        self._tokens_left += self._reserved[1]
-        self._reserved = 0.0, 0
+        self._half_ns = inf
+        self._tokens_left += self._tokens_reserved
+        self._tokens_reserved = 0
 
     def room(self, start: int) -> int:
         """Returns how many tokens of a prompt may follow its first `start` ones."""
-        if self._left_ns <= 0:
-            return 0
-        # n tokens take linear * n + pair * n^2 / 2.
-        pair = self._prices.pair
-        linear = self._prices.token + pair * (start + 0.5)
-        root = linear + sqrt(linear * linear + 2 * pair * self._left_ns)
-        fits = 2 * self._left_ns / root if root > 0 else inf
-        return max(0, int(min(fits, self._tokens_left)))
+        counts = range(1, self._tokens_left + 1)
+        fits = bisect_right(counts, self._left_ns, key=lambda count: self._price(start, count))
+        if self._half_ns < inf:
+            half = self._half_ns
+            return bisect_right(counts[:fits], half, key=lambda n: self._filled(start, n))
+        # Fewer may be computed faster, if they fill the tiles that are begun.
+        whole = [(self._tokens + fits) // tile * tile - self._tokens for tile in TILES]
+        return max([fits, *[count for count in whole if count >= 0]], key=self._speed)
+
+    def _price(self, start: int, count: int) -> float:
+        """Returns what `count` more tokens take, those that fill a tile nothing of its price."""
+        more = self._prices.of_tokens(self._tokens + count) - self._prices.of_tokens(self._tokens)
+        return more + self._prices.pair * pairs_of(start, count)
+
+    def _filled(self, start: int, count: int) -> float:
+        """Returns what `count` tokens take where all tiles are full."""
+        return self._prices.filled * count + self._prices.pair * pairs_of(start, count)
+
+    def _speed(self, count: int) -> float:
+        """Returns the tokens of prompts in a nanosecond of a step with so many more, at its end.
+
+        Without what they attend to: deep prompts would never get on beside others.
+        """
+        tokens = self._tokens + count
+        took = self._fixed_ns + self._prices.of_tokens(tokens)
+        return (tokens - self._decodes) / (took or 1.0)
 
     def take(self, start: int, count: int, rows: int) -> None:
         """Spends what these tokens take."""
+        of_rows = self._prices.row * rows
+        self._left_ns -= self._price(start, count) + of_rows
+        self._half_ns -= self._filled(start, count) + of_rows
+        self._tokens += count
         self._tokens_left -= count
-        self._left_ns -= (
-            self._prices.token * count
-            + self._prices.row * rows
-            + self._prices.pair * pairs_of(start, count)
-        )

@@ -21,7 +21,7 @@ from rocmforge.engine.schedule.batch import build_step
 from rocmforge.engine.schedule.chunks import Chunk
 from rocmforge.engine.schedule.limits import SchedulerLimits
 from rocmforge.engine.schedule.step_builder import TILE_TOKENS, StepBuilder
-from rocmforge.engine.schedule.step_costs import StepWork, pairs_of
+from rocmforge.engine.schedule.step_costs import TILES, StepWork, pairs_of
 from rocmforge.engine.schedule.time_budget import LEAST_TOKENS, TimeBudget
 from rocmforge.engine.sequence.sequence import Status
 from tests.support.virtual_device import Arrival, Law, Run, VirtualClock, VirtualDevice, simulate
@@ -31,8 +31,17 @@ STALL_MS = 30.0
 LONG = 8000
 
 
-def law(fixed: float = 3e6, token: float = 55e3, pair: float = 8.0, context: float = 33.0) -> Law:
-    """A device with these prices in nanoseconds; attention costs more than on an H200."""
+def law(
+    fixed: float = 3e6,
+    token: float = 55e3,
+    pair: float = 8.0,
+    context: float = 33.0,
+    tile: int = 1,
+) -> Law:
+    """A device with these prices in nanoseconds; attention costs more than on an H200.
+
+    Its matrix products compute whole tiles of tokens: its steps are a staircase.
+    """
 
     def seconds(step: StepInput) -> float:
         counts = np.diff(step.query_start).astype(np.int64)
@@ -40,7 +49,8 @@ def law(fixed: float = 3e6, token: float = 55e3, pair: float = 8.0, context: flo
         n, starts = counts[is_prompt], (step.context_len - counts)[is_prompt]
         pairs = float((n * starts + n * (n + 1) / 2).sum())
         read = float(step.context_len[~is_prompt].sum())
-        return 1e-9 * (fixed + token * step.num_tokens + pair * pairs + context * read)
+        tokens = -(-step.num_tokens // tile) * tile
+        return 1e-9 * (fixed + token * tokens + pair * pairs + context * read)
 
     return seconds
 
@@ -74,8 +84,9 @@ def test_tokens_wait_as_long_as_a_budget_of_tokens_takes() -> None:
     assert longest_gap_ms(run) > 5 * STALL_MS
 
 
-def test_no_token_waits_longer_than_the_stall_that_is_allowed() -> None:
-    assert longest_gap_ms(simulate(law(), limits(), beside(LONG))) < 1.15 * STALL_MS
+@pytest.mark.parametrize("tile", [1, *TILES])
+def test_no_token_waits_longer_than_the_stall_that_is_allowed(tile: int) -> None:
+    assert longest_gap_ms(simulate(law(tile=tile), limits(), beside(LONG))) < 1.15 * STALL_MS
 
 
 def test_what_passes_between_two_steps_counts_as_stall() -> None:
@@ -129,8 +140,10 @@ def test_what_was_predicted_is_counted_beside_what_was_measured() -> None:
     assert 0 < counted.prediction_error_ns < 0.1 * counted.prompt_step_ns
 
 
-def test_two_prompts_share_one_budget() -> None:
-    assert longest_gap_ms(simulate(law(), limits(), beside(LONG, 3000, 2999))) < 1.15 * STALL_MS
+@pytest.mark.parametrize("tile", [1, *TILES])
+def test_two_prompts_share_one_budget(tile: int) -> None:
+    run = simulate(law(tile=tile), limits(), beside(LONG, 3000, 2999))
+    assert longest_gap_ms(run) < 1.15 * STALL_MS
 
 
 def test_when_nothing_decodes_a_prompt_takes_the_budget_of_tokens() -> None:
@@ -162,6 +175,17 @@ def test_a_prompt_that_fits_is_not_cut_at_a_tile() -> None:
     run = simulate(law(), limits(), [*beside(LONG), Arrival(1.0, 70, 4)])
     whole = [step for step, _ in run.device.steps if 70 in np.diff(step.query_start)]
     assert len(whole) == 1
+
+
+def test_a_staircase_that_is_learnt_is_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What would only begin a tile waits; what fills one does not."""
+    device = law(token=35e3, pair=1.0, tile=256)
+    arrivals = beside(20_000, streams=16)
+    run = simulate(device, limits(), arrivals)
+    monkeypatch.setattr(step_costs, "_in_tiles", lambda tokens: (tokens, 0, 0, 0))
+    linear = simulate(device, limits(), arrivals)
+    assert first_token_s(run, 20_000) < 0.95 * first_token_s(linear, 20_000)
+    assert longest_gap_ms(run) <= longest_gap_ms(linear)
 
 
 def without_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,19 +261,20 @@ def test_a_device_that_becomes_half_as_fast_is_followed() -> None:
     assert sum(took > 1.3 * STALL_MS for took in steps) <= 4
 
 
-@pytest.mark.parametrize("streams", [0, 4])
-def test_a_short_prompt_does_not_wait_for_a_long_one(streams: int) -> None:
+@pytest.mark.parametrize(("streams", "tile"), [(0, 1), *((4, tile) for tile in (1, *TILES))])
+def test_a_short_prompt_does_not_wait_for_a_long_one(streams: int, tile: int) -> None:
     arrivals = [*beside(20_000, streams=streams), Arrival(0.4, 300, 4)]
-    in_order = simulate(law(), limits(stall_ms=0), arrivals)
-    run = simulate(law(), limits(), arrivals)
+    in_order = simulate(law(tile=tile), limits(stall_ms=0), arrivals)
+    run = simulate(law(tile=tile), limits(), arrivals)
     assert first_token_s(run, 300) < 0.6
     assert first_token_s(run, 300) < 0.3 * first_token_s(in_order, 300)
 
 
-def test_a_long_prompt_takes_at_most_twice_as_long_for_all_that_overtake_it() -> None:
-    alone = simulate(law(), limits(), beside(LONG))
+@pytest.mark.parametrize("tile", [1, *TILES])
+def test_a_long_prompt_takes_at_most_twice_as_long_for_all_that_overtake_it(tile: int) -> None:
+    alone = simulate(law(tile=tile), limits(), beside(LONG))
     flood = [Arrival(0.2 + 0.01 * number, 300, 1) for number in range(1, 400)]
-    run = simulate(law(), limits(), [*beside(LONG), *flood])
+    run = simulate(law(tile=tile), limits(), [*beside(LONG), *flood])
     assert first_token_s(run, LONG) < 2.3 * first_token_s(alone, LONG)
 
 
@@ -271,12 +296,15 @@ def test_without_a_bound_on_overtaking_it_would_starve(monkeypatch: pytest.Monke
     stall_ms=st.sampled_from([0.5, 5.0, 30.0]),
     token=st.sampled_from([1e3, 55e3, 2e6]),
     num_tokens=st.sampled_from([20_000, 1_000]),
+    tile=st.sampled_from([1, 128, 256]),
 )
 def test_the_first_in_order_gets_half_of_what_any_step_has_for_prompts(
-    arrivals: list[list[int]], stall_ms: float, token: float, num_tokens: int
+    arrivals: list[list[int]], stall_ms: float, token: float, num_tokens: int, tile: int
 ) -> None:
     """Also with so few blocks that sequences are preempted. So each gets on, and ends."""
-    device = VirtualDevice(law(token=token, pair=0.0), VirtualClock(), num_tokens=num_tokens)
+    device = VirtualDevice(
+        law(token=token, pair=0.0, tile=tile), VirtualClock(), num_tokens=num_tokens
+    )
     engine = scheduler.Scheduler(device.info, limits(stall_ms), Totals())
     coming, added = deque([[3, 3], [600], *arrivals]), 0
     while coming or engine.has_work:
@@ -291,7 +319,7 @@ def test_the_first_in_order_gets_half_of_what_any_step_has_for_prompts(
             first, wanted = before[0]
             others = sum(count for seq, count in got.items() if seq is not first)
             # It may get less than a tile less than half, to fill one; others get that.
-            least = max(others - 2 * (TILE_TOKENS - 1), LEAST_TOKENS // 2)
+            least = max(others - 2 * (max(TILE_TOKENS, tile) - 1), LEAST_TOKENS // 2)
             assert got.get(first, 0) >= min(wanted, least)
         if chunks:
             device.submit(build_step(engine.totals.steps, chunks, device.info.block_size))

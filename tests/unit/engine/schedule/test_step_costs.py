@@ -7,6 +7,7 @@ from random import Random
 
 import pytest
 
+from rocmforge.engine.schedule import step_costs
 from rocmforge.engine.schedule.step_costs import StepCosts, StepWork, pairs_of
 
 Law = Callable[[StepWork], float]
@@ -17,9 +18,14 @@ def linear(work: StepWork) -> float:
     return 3e6 + 55e3 * work.tokens + 5e3 * work.rows + 2.2 * work.pairs + 33 * work.context
 
 
-def in_tiles(work: StepWork) -> float:
-    """The matrix products compute 64 rows at a time."""
-    return linear(work._replace(tokens=-(-work.tokens // 64) * 64))
+def in_tiles(*tiles: int) -> Law:
+    """The matrix products compute so many rows at a time; some of them so many, others so many."""
+
+    def law(work: StepWork) -> float:
+        whole = [-(-work.tokens // tile) * tile for tile in tiles]
+        return linear(work._replace(tokens=sum(whole) // len(whole)))
+
+    return law
 
 
 def deep(work: StepWork) -> float:
@@ -67,7 +73,16 @@ def worst(costs: StepCosts, law: Law, steps: Iterable[StepWork]) -> float:
 
 @pytest.mark.parametrize(
     ("law", "error"),
-    [(linear, 0.05), (in_tiles, 0.45), (deep, 0.12), (slow, 0.08), (saturating, 0.35)],
+    [
+        (linear, 0.05),
+        (in_tiles(64), 0.25),
+        (in_tiles(128), 0.2),
+        (in_tiles(256), 0.15),
+        (in_tiles(128, 256), 0.1),
+        (deep, 0.12),
+        (slow, 0.08),
+        (saturating, 0.35),
+    ],
 )
 def test_forty_steps_teach_what_any_step_takes(law: Law, error: float) -> None:
     costs = learn(law, some_work(40))
@@ -87,6 +102,13 @@ def test_without_the_price_of_attention_it_would_not(monkeypatch: pytest.MonkeyP
         for work in some_work(100, seed=5)
     ]
     assert max(errors) > 0.3
+
+
+def test_without_prices_of_tiles_a_staircase_is_not_learnt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This is what the test of forty steps would find."""
+    monkeypatch.setattr(step_costs, "_in_tiles", lambda tokens: (tokens, 0, 0, 0))
+    for law in (in_tiles(128), in_tiles(256), in_tiles(128, 256)):
+        assert worst(learn(law, some_work(40)), law, some_work(100, seed=5)) > 0.2
 
 
 @pytest.mark.parametrize("law", [linear, deep, slow, saturating])
