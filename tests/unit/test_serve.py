@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
+import gc
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from rocmforge import setting_sources
 from rocmforge.commands import serve
@@ -35,3 +38,12 @@ def test_an_interrupt_while_files_are_read_ends_it_at_once(
     path.touch()
     with pytest.raises(KeyboardInterrupt):
         serve.run(argparse.Namespace(models=[str(path)]), setting_sources.load({}))
+
+
+def test_what_is_there_once_models_are_loaded_is_no_garbage_to_look_through() -> None:
+    before = gc.get_freeze_count()
+    try:
+        asyncio.run(serve._load(Fleet(()), Console(), "text"))
+        assert gc.get_freeze_count() > before
+    finally:
+        gc.unfreeze()

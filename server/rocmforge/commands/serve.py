@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import logging
 import signal
 import socket
@@ -102,6 +103,9 @@ async def _load(fleet: Fleet, console: Console, log_format: LogFormat) -> None:
     for model in fleet.models:
         if model.entry.is_new:
             await _load_one(fleet, model.entry, console, log_format)
+    # What is there now stays. To go through it takes 40 to 60 ms, in which all streams would wait.
+    gc.collect()
+    gc.freeze()
 
 
 async def _load_one(
