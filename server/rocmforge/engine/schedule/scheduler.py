@@ -233,7 +233,7 @@ class Scheduler:
             return
         longest = prompts[0].num_new
         shorter = sorted(prompts[1:], key=lambda seq: seq.num_new)
-        step.reserve_half()
+        step.reserve_half(prompts[0])
         while shorter and shorter[0].num_new < longest:
             head = self._waiting.head()
             if head is None or head.num_new >= shorter[0].num_new or not self._admit(step, now_ns):

@@ -54,14 +54,14 @@ class StepBuilder:
         self._time = budget
         self._least_tokens = LEAST_TOKENS
 
-    def reserve_half(self) -> None:
+    def reserve_half(self, first: Sequence) -> None:
         """Keeps half of the room for `give_back`, and what the first in order gets anyway."""
         half = (self._tokens_left + 1) // 2
         self._tokens_reserved = min(max(half, self._whole_rows), self._tokens_left)
         self._tokens_left -= self._tokens_reserved
         self._least_tokens = 0
         if self._time is not None:
-            self._time.reserve_half()
+            self._time.reserve_half(first.num_computed, first.num_new)
 
     def give_back(self) -> None:
         """Adds what was kept."""

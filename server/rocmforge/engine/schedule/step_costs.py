@@ -55,7 +55,7 @@ _TRUST: Final = np.array([0.01, 0.01, 0.1, 0.1, 0.1, 0.01, 0.01, 0.01])
 
 More of it where nothing is believed: two or three steps may look like a staircase.
 """
-_KEPT: Final = 4  # steps of each kind
+_KEPT: Final = 8  # steps of each kind
 _KINDS: Final = 40  # of those seen last
 _FITS: Final = 16  # that are made while as many steps are measured as are kept
 _HALF_LIFE: Final = 512  # steps after which a measurement counts half

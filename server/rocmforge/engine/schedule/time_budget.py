@@ -38,20 +38,27 @@ class TimeBudget:
         self._tokens_left = max(costs.most_tokens - decodes.tokens, LEAST_TOKENS)
         self._tokens_reserved = 0
         self._half_ns = inf
+        self._kept, self._kept_ns = 0, 0.0
 
-    def reserve_half(self) -> None:
+    def reserve_half(self, start: int, count: int) -> None:
         """Keeps half of what is left for `give_back`.
 
-        What is taken until then pays for its tokens as if all tiles were full: the rest of its last
-        tile is for what comes then.
+        That is half of the time, and the tokens that one prompt gets in half of its room: where a
+        tile for few of them would take all that is left, they must find one that is not full.
+
+        Args:
+            start: how many tokens of that prompt are computed.
+            count: how many are not.
         """
-        self._half_ns = min(self._left_ns, self._prices.filled * self.room(0)) / 2
+        self._kept = min((self.room(start) + 1) // 2, count)
+        self._kept_ns = self._prices.pair * pairs_of(start, self._kept)
+        self._half_ns = self._left_ns / 2
         self._tokens_reserved = (self._tokens_left + 1) // 2
         self._tokens_left -= self._tokens_reserved
 
     def give_back(self) -> None:
         """Adds what was kept."""
-        self._half_ns = inf
+        self._kept, self._kept_ns, self._half_ns = 0, 0.0, inf
         self._tokens_left += self._tokens_reserved
         self._tokens_reserved = 0
 
@@ -61,33 +68,37 @@ class TimeBudget:
         fits = bisect_right(counts, self._left_ns, key=lambda count: self._price(start, count))
         if self._half_ns < inf:
             half = self._half_ns
-            return bisect_right(counts[:fits], half, key=lambda n: self._filled(start, n))
+            return bisect_right(counts[:fits], half, key=lambda count: self._filled(start, count))
+        if self._tokens > self._decodes:
+            return fits  # what it left, others would take
         # Fewer may be computed faster, if they fill the tiles that are begun.
         whole = [(self._tokens + fits) // tile * tile - self._tokens for tile in TILES]
-        return max([fits, *[count for count in whole if count >= 0]], key=self._speed)
+        return max([fits, *[count for count in whole if count > 0]], key=self._speed)
 
     def _price(self, start: int, count: int) -> float:
-        """Returns what `count` more tokens take, those that fill a tile nothing of its price."""
-        more = self._prices.of_tokens(self._tokens + count) - self._prices.of_tokens(self._tokens)
-        return more + self._prices.pair * pairs_of(start, count)
+        """Returns what `count` more tokens take, with those that are kept behind them.
+
+        Tokens that fill a tile take nothing of its price.
+        """
+        tokens = self._tokens + count + self._kept
+        more = self._prices.of_tokens(tokens) - self._prices.of_tokens(self._tokens)
+        return more + self._prices.pair * pairs_of(start, count) + self._kept_ns
 
     def _filled(self, start: int, count: int) -> float:
         """Returns what `count` tokens take where all tiles are full."""
         return self._prices.filled * count + self._prices.pair * pairs_of(start, count)
 
     def _speed(self, count: int) -> float:
-        """Returns the tokens of prompts in a nanosecond of a step with so many more, at its end.
-
-        Without what they attend to: deep prompts would never get on beside others.
-        """
+        """Returns how many tokens of prompts a nanosecond computes, whatever they attend to."""
         tokens = self._tokens + count
-        took = self._fixed_ns + self._prices.of_tokens(tokens)
-        return (tokens - self._decodes) / (took or 1.0)
+        return count / (self._fixed_ns + self._prices.of_tokens(tokens) or 1.0)
 
     def take(self, start: int, count: int, rows: int) -> None:
         """Spends what these tokens take."""
-        of_rows = self._prices.row * rows
-        self._left_ns -= self._price(start, count) + of_rows
-        self._half_ns -= self._filled(start, count) + of_rows
-        self._tokens += count
+        filled = self._filled(start, count) + self._prices.row * rows
+        tokens = self._tokens + count
+        more = self._prices.of_tokens(tokens) - self._prices.of_tokens(self._tokens)
+        self._left_ns -= filled + more - self._prices.filled * count
+        self._half_ns -= filled
+        self._tokens = tokens
         self._tokens_left -= count

@@ -270,17 +270,19 @@ def test_a_short_prompt_does_not_wait_for_a_long_one(streams: int, tile: int) ->
     assert first_token_s(run, 300) < 0.3 * first_token_s(in_order, 300)
 
 
-@pytest.mark.parametrize("tile", [1, *TILES])
-def test_a_long_prompt_takes_at_most_twice_as_long_for_all_that_overtake_it(tile: int) -> None:
+@pytest.mark.parametrize(("tile", "size"), [*((tile, 300) for tile in (1, *TILES)), (64, 1000)])
+def test_a_long_prompt_takes_at_most_twice_as_long_for_all_that_overtake_it(
+    tile: int, size: int
+) -> None:
     alone = simulate(law(tile=tile), limits(), beside(LONG))
-    flood = [Arrival(0.2 + 0.01 * number, 300, 1) for number in range(1, 400)]
+    flood = [Arrival(0.2 + 0.01 * number, size, 1) for number in range(1, 400)]
     run = simulate(law(tile=tile), limits(), [*beside(LONG), *flood])
     assert first_token_s(run, LONG) < 2.3 * first_token_s(alone, LONG)
 
 
 def test_without_a_bound_on_overtaking_it_would_starve(monkeypatch: pytest.MonkeyPatch) -> None:
     """This is what the test before would find."""
-    monkeypatch.setattr(StepBuilder, "reserve_half", lambda self: None)
+    monkeypatch.setattr(StepBuilder, "reserve_half", lambda self, first: None)
     monkeypatch.setattr(StepBuilder, "give_back", lambda self: None)
     alone = simulate(law(), limits(), beside(LONG))
     flood = [Arrival(0.2 + 0.01 * number, 300, 1) for number in range(1, 400)]
