@@ -189,11 +189,22 @@ struct Groups {
   ExpertMatrices experts;
 };
 
+// Whether what comes after begin_tile() waits for the kernel before, and not the kernel's
+// beginning.
+#if RF_WARPGROUPS
+template <class Format, int kTileRows>
+inline constexpr bool kWaits = kTileRows == 64 && Staged<Format>;
+#else
+template <class Format, int kTileRows>
+inline constexpr bool kWaits = false;
+#endif
+
 // Makes the arguments those of the block's tile. Returns whether there is anything to do.
-template <int kTileRows>
+template <class Format, int kTileRows>
 __device__ __forceinline__ bool begin_tile(GemmArguments& arguments, const Groups& groups) {
   arguments.first_row = blockIdx.x * kTileRows;
   if (!groups.tiles) return true;
+  if constexpr (kWaits<Format, kTileRows>) wait_for_previous(groups.tiles, groups.experts.places);
   const GroupTile tile = groups.tiles[blockIdx.x];
   const int64_t first_bias = static_cast<int64_t>(tile.expert) * arguments.outputs.out_features;
   arguments.weight = groups.experts.matrix(tile.expert);
@@ -224,27 +235,29 @@ __device__ __forceinline__ bool begin_tile(GemmArguments& arguments, const Group
 // biases are [experts, out_features]. Rows are sorted by expert then, and multiplied from rows
 // `sources` of x, or from their own if that is null. Grid: as many tiles in the place of those of
 // rows; K whole.
-#define RF_GEMM(name, Format, kTileRows)                                                        \
-  extern "C" __global__ RF_BOUNDS(rf::Format, kTileRows) void rf_gemm_##name##_m##kTileRows(    \
-      const uint8_t* __restrict__ weight, const int64_t* __restrict__ places,                   \
-      const rf::half* __restrict__ x, const rf::GroupTile* __restrict__ tiles,                  \
-      const int32_t* __restrict__ sources, const float* __restrict__ bias,                      \
-      const float* __restrict__ up_bias, float* out, rf::half* out_half, float* partial,        \
-      int64_t expert_bytes, int rows, int out_features, int quant_blocks, int activation,       \
-      int split_quant_blocks) {                                                                 \
-    rf::GemmArguments arguments{weight,                                                         \
-                                x,                                                              \
-                                sources,                                                        \
-                                0,                                                              \
-                                rows,                                                           \
-                                quant_blocks,                                                   \
-                                {out_features, activation},                                     \
-                                up_bias,                                                        \
-                                {bias, out, out_half},                                          \
-                                partial,                                                        \
-                                split_quant_blocks};                                            \
-    if (!rf::begin_tile<kTileRows>(arguments, {tiles, {weight, places, expert_bytes}})) return; \
-    rf::gemm<rf::Format, kTileRows>(arguments);                                                 \
+#define RF_GEMM(name, Format, kTileRows)                                                     \
+  extern "C" __global__ RF_BOUNDS(rf::Format, kTileRows) void rf_gemm_##name##_m##kTileRows( \
+      const uint8_t* __restrict__ weight, const int64_t* __restrict__ places,                \
+      const rf::half* __restrict__ x, const rf::GroupTile* __restrict__ tiles,               \
+      const int32_t* __restrict__ sources, const float* __restrict__ bias,                   \
+      const float* __restrict__ up_bias, float* out, rf::half* out_half, float* partial,     \
+      int64_t expert_bytes, int rows, int out_features, int quant_blocks, int activation,    \
+      int split_quant_blocks) {                                                              \
+    rf::GemmArguments arguments{weight,                                                      \
+                                x,                                                           \
+                                sources,                                                     \
+                                0,                                                           \
+                                rows,                                                        \
+                                quant_blocks,                                                \
+                                {out_features, activation},                                  \
+                                up_bias,                                                     \
+                                {bias, out, out_half},                                       \
+                                partial,                                                     \
+                                split_quant_blocks};                                         \
+    if (!rf::begin_tile<rf::Format, kTileRows>(arguments,                                    \
+                                               {tiles, {weight, places, expert_bytes}}))     \
+      return;                                                                                \
+    rf::gemm<rf::Format, kTileRows>(arguments);                                              \
   }
 #define RF_GEMM_OF(name, Format, ...) \
   RF_GEMM(name, Format, 32)           \

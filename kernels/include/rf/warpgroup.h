@@ -139,6 +139,17 @@ __device__ __forceinline__ void multiply(Mma::Acc (&sums)[kTiles], const uint32_
   }
 }
 
+// The same for eight columns: values 4 to 7 stay as they are.
+__device__ __forceinline__ void multiply8(Mma::Acc& sum, const uint32_t (&a)[4], Descriptor b) {
+  asm volatile(
+      "wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {%0, %1, %2, %3}, {%4, %5, %6, %7}, %8, "
+      "1, "
+      "1, 1, 0;"
+      : "+f"(sum.value[0]), "+f"(sum.value[1]), "+f"(sum.value[2]), "+f"(sum.value[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b)
+      : "memory");
+}
+
 // The same with A in LDS, in rows as those that `descriptor` describes.
 template <bool kAdd = true, int kTiles>
 __device__ __forceinline__ void multiply(Mma::Acc (&sums)[kTiles], Descriptor a, Descriptor b) {

@@ -47,6 +47,11 @@ __forceinline__ void multiply(Mma::Acc (&sums)[kTiles], const uint32_t (&a)[4], 
   const RfHostProduct product{sums[0].value, a, {}, b, 16 * kTiles, kAdd, kTransposed};
   rf_host_warpgroup_multiply(&product, file, line);
 }
+__forceinline__ void multiply8(Mma::Acc& sum, const uint32_t (&a)[4], Descriptor b,
+                               const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+  const RfHostProduct product{sum.value, a, {}, b, 8, true, false};
+  rf_host_warpgroup_multiply(&product, file, line);
+}
 template <bool kAdd = true, int kTiles>
 __forceinline__ void multiply(Mma::Acc (&sums)[kTiles], Descriptor a, Descriptor b,
                               const char* file = __builtin_FILE(), int line = __builtin_LINE()) {

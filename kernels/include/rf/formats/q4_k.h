@@ -8,6 +8,7 @@ namespace rf {
 struct Q4_K {
   static constexpr int kQuantBlocks = 2, kScales = 1, kZero = 0;
   static constexpr bool kOffset = true, kSigned = false;
+  static constexpr bool kStaged = true;  // gemm_few_rows.h
   static constexpr int kGemvBlocks = 3;
 
   struct Block {
@@ -21,8 +22,8 @@ struct Q4_K {
   Items<const U4> nibbles;
   Items<const U4> header;  // of eight quant blocks: d, dmin, scales[12] of the super-block
 
-  static __device__ __forceinline__ Q4_K of(Planes planes, int quant_blocks) {
-    return {planes.take<U4>(quant_blocks), planes.take<U4>(quant_blocks / 8)};
+  static __device__ __forceinline__ Q4_K of(auto planes, int quant_blocks) {
+    return {planes.template take<U4>(quant_blocks), planes.template take<U4>(quant_blocks / 8)};
   }
 
   static __device__ __forceinline__ void repack(const Block& block, PlanesOut planes,
@@ -38,6 +39,9 @@ struct Q4_K {
   template <class Part = Whole>
   __device__ __forceinline__ Chunk load(int i, Part part = {}) const {
     return {{part.words(nibbles[2 * i]), part.words(nibbles[2 * i + 1])}, header[i / 4]};
+  }
+  static __device__ __forceinline__ U4 plain_nibbles(const Chunk& chunk, int u) {
+    return chunk.nibbles[u];
   }
   static __device__ __forceinline__ uint32_t code(const Chunk& chunk, int u, int k) {
     return unpack::nibbles(chunk.nibbles[u], k);

@@ -8,6 +8,7 @@ namespace rf {
 struct Q6_K {
   static constexpr int kQuantBlocks = 2, kScales = 2, kZero = 32;
   static constexpr bool kOffset = false, kSigned = false;
+  static constexpr bool kStaged = true;  // gemm_few_rows.h
 
   struct Block {
     static constexpr int kWeights = 256;
@@ -26,9 +27,10 @@ struct Q6_K {
   Items<const uint32_t> scale;  // of two quant blocks: four signed bytes
   Items<const half> d;          // of eight quant blocks
 
-  static __device__ __forceinline__ Q6_K of(Planes planes, int quant_blocks) {
-    return {planes.take<U4>(quant_blocks), planes.take<U4>(quant_blocks / 2),
-            planes.take<uint32_t>(quant_blocks / 2), planes.take<half>(quant_blocks / 8)};
+  static __device__ __forceinline__ Q6_K of(auto planes, int quant_blocks) {
+    return {planes.template take<U4>(quant_blocks), planes.template take<U4>(quant_blocks / 2),
+            planes.template take<uint32_t>(quant_blocks / 2),
+            planes.template take<half>(quant_blocks / 8)};
   }
 
   static __device__ __forceinline__ void repack(const Block& block, PlanesOut planes,

@@ -15,6 +15,11 @@ from rocmforge_hip.ops.operands import empty
 from rocmforge_hip.weights.formats import Matrix, ceil_div
 
 _SUM_THREADS: Final = 256
+_STAGED_TILE: Final = 64
+_STAGED_ROWS: Final = 16
+_STAGED_FORMATS: Final = frozenset({"q4_k", "q6_k"})
+"""Whose kernels of tiles of _STAGED_TILE rows bring weights through LDS where there are warpgroups,
+and have forms for up to _STAGED_ROWS that are faster than those of the smallest tiles."""
 
 
 class GemmKernels:
@@ -90,7 +95,7 @@ class GemmKernels:
                 split_quant_blocks=shape.split_quant_blocks,
             )
             return out
-        kernel = self._gemms[matrix.format.name, shape.tile_rows]
+        kernel = self._gemms[matrix.format.name, self._tile_rows(x.rows, matrix, shape)]
         kernel.launch(
             grid,
             kernel.max_threads,
@@ -114,6 +119,11 @@ class GemmKernels:
         if partial is not None:
             self.finish(partial, bias, out, shape.splits, gate)
         return out
+
+    def _tile_rows(self, rows: int, matrix: Matrix, shape: GemmShape) -> int:
+        """Returns the tile that the kernel for a shape is named after."""
+        is_staged = self._geometry.has_warpgroups and matrix.format.name in _STAGED_FORMATS
+        return _STAGED_TILE if is_staged and rows <= _STAGED_ROWS else shape.tile_rows
 
     def finish(
         self,
