@@ -125,12 +125,11 @@ class Prices(NamedTuple):
 
     def of_tokens(self, tokens: int) -> float:
         """Returns the nanoseconds of all tokens of a step, whatever they attend to."""
-        one, of_64, of_128, of_256 = _in_tiles(tokens)
         return (
-            self.token * one
-            + self.tile_64 * of_64
-            + self.tile_128 * of_128
-            + self.tile_256 * of_256
+            self.token * tokens
+            + self.tile_64 * (-tokens // 64 * -64)
+            + self.tile_128 * (-tokens // 128 * -128)
+            + self.tile_256 * (-tokens // 256 * -256)
         )
 
     def of(self, work: StepWork) -> float:

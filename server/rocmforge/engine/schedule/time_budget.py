@@ -30,7 +30,8 @@ class TimeBudget:
         prices = costs.prices
         self._prices = Prices(*[0.0] * 8) if prices is None else prices.scaled(costs.margin)
         spent = self._prices.of(decodes)
-        self._fixed_ns = spent - self._prices.of_tokens(decodes.tokens)
+        self._tokens_ns = self._prices.of_tokens(decodes.tokens)
+        self._fixed_ns = spent - self._tokens_ns
         # What fills the last tile of the decodes is not theirs.
         alone = self._fixed_ns + self._prices.filled * decodes.tokens
         self._left_ns = max(max_stall_ns - spent, alone)
@@ -43,11 +44,12 @@ class TimeBudget:
     def reserve_half(self, start: int, count: int) -> None:
         """Keeps half of what is left for `give_back`.
 
-        That is half of the time, and the tokens that one prompt gets in half of its room: where a
-        tile for few of them would take all that is left, they must find one that is not full.
+        That is half of the time as it would be with full tiles, and of the tokens that the first
+        prompt in order has room for, wherever tiles end. Half of the time alone might be too little
+        for another tile, and half of the tokens is less than half of the time.
 
         Args:
-            start: how many tokens of that prompt are computed.
+            start: how many tokens of the first prompt in order are computed.
             count: how many are not.
         """
         self._kept = min((self.room(start) + 1) // 2, count)
@@ -80,9 +82,9 @@ class TimeBudget:
 
         Tokens that fill a tile take nothing of its price.
         """
-        tokens = self._tokens + count + self._kept
-        more = self._prices.of_tokens(tokens) - self._prices.of_tokens(self._tokens)
-        return more + self._prices.pair * pairs_of(start, count) + self._kept_ns
+        tokens_ns = self._prices.of_tokens(self._tokens + count + self._kept)
+        pairs_ns = self._prices.pair * pairs_of(start, count) + self._kept_ns
+        return tokens_ns - self._tokens_ns + pairs_ns
 
     def _filled(self, start: int, count: int) -> float:
         """Returns what `count` tokens take where all tiles are full."""
@@ -95,10 +97,10 @@ class TimeBudget:
 
     def take(self, start: int, count: int, rows: int) -> None:
         """Spends what these tokens take."""
-        filled = self._filled(start, count) + self._prices.row * rows
-        tokens = self._tokens + count
-        more = self._prices.of_tokens(tokens) - self._prices.of_tokens(self._tokens)
-        self._left_ns -= filled + more - self._prices.filled * count
-        self._half_ns -= filled
-        self._tokens = tokens
+        self._tokens += count
         self._tokens_left -= count
+        tokens_ns, before = self._prices.of_tokens(self._tokens), self._tokens_ns
+        others_ns = self._prices.pair * pairs_of(start, count) + self._prices.row * rows
+        self._tokens_ns = tokens_ns
+        self._left_ns -= tokens_ns - before + others_ns
+        self._half_ns -= self._prices.filled * count + others_ns
