@@ -15,6 +15,7 @@ from rocmforge.engine.ipc.params import SamplingParams
 from rocmforge.engine.waiting.images import image_step, in_order
 from rocmforge_reference import ops
 from tests.data.models.llama_cpp_towers import (
+    COLUMNS,
     MODELS,
     ROWS,
     llama_cpp_golden,
@@ -53,7 +54,7 @@ def test_a_tower_makes_the_rows_of_llama_cpp(model: TinyTower, loaded: Loaded) -
         loaded.tower.submit(image_step(number, span, loaded.vision.processor))
         hidden = loaded.tower.collect().hidden
         assert hidden is not None
-        rows = in_order(hidden, span, loaded.vision.processor)[list(ROWS)]
+        rows = in_order(hidden, span, loaded.vision.processor)[list(ROWS), :COLUMNS]
         differences = np.abs(rows - expected[number])
         assert differences.max() < TOLERANCE * expected.std()
 

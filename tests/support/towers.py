@@ -21,7 +21,7 @@ from rocmforge.models.vision.config import VisionConfig
 from rocmforge.models.vision.image import ImageTile
 from rocmforge.opening import open_checkpoint
 from rocmforge.pixels.processors.patches import tile_of
-from tests.data.models.tiny_towers import PLACEHOLDER, TinyTower, pixels
+from tests.data.models.tiny_towers import TinyTower, pixels
 from tests.support.start import start_message
 from tests.support.timed import Timed
 
@@ -106,7 +106,7 @@ def shown(model: TinyTower, parts: Sequence[Sequence[int] | int], vision: Vision
     for part in parts:
         if isinstance(part, int):
             found = tile(model, part, vision)
-            span = image_span(found, PLACEHOLDER, both_ways=vision.both_ways)
+            span = image_span(found, vision.placeholder, both_ways=vision.both_ways)
             if model.line_ends:
                 lines = found.grid[0] // model.merge
                 span = structs.replace(span, lines=lines, breaks=model.line_ends)

@@ -132,8 +132,7 @@ def _load(
         kv_bytes=num_blocks * block_bytes,
         kv_dtype="f32" if causal else "none",
         hidden_size=config.output_size,
-        # Rows have no part of the other embedding, which tokens have.
-        embedding_size=config.hidden_size if causal and not config.per_layer_size else 0,
+        embedding_size=config.hidden_size if causal else 0,
         masks_tokens=causal,
         logits_processors=tuple(processors) if causal else (),
         adapters=tuple(adapter.name for adapter in adapters),

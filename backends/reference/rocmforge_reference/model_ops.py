@@ -169,6 +169,25 @@ class ReferenceOps:
     ) -> tuple[Float32Array, ...]:
         return tuple(map(partial(self.linear, step, x), weights, biases))
 
+    def bounded_linear(
+        self, step: Step, x: Float32Array, weight: Weight, bounds: Weight
+    ) -> Float32Array:
+        least, most, *of_product = bounds.values
+        within = self.linear(step, np.clip(x, least, most), weight, None)
+        found: Float32Array = np.clip(within, *of_product)
+        return found
+
+    def bounded_gated_linear(
+        self,
+        step: Step,
+        x: Float32Array,
+        weights: tuple[Weight, Weight],
+        bounds: tuple[Weight, Weight],
+        activation: ActivationFunction,
+    ) -> Float32Array:
+        gate, up = map(partial(self.bounded_linear, step, x), weights, bounds)
+        return ops.gated(gate, up, activation)
+
     def gated_linear(
         self,
         step: Step,

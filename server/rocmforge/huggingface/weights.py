@@ -19,6 +19,7 @@ from rocmforge.models.config import ModelConfig
 from rocmforge.models.layouts import (
     as_declared,
     cut_fused,
+    join_bounds,
     join_experts,
     scaled_router_norms,
     with_shared_heads,
@@ -43,10 +44,10 @@ def tensors_of(files: Iterable[WeightFile]) -> Iterator[tuple[str, str, Tensor |
     for file in files:
         for info, data in file.data():
             found = None
-            if info.dtype in _READ and info.shape:
-                rows = data.reshape(*info.shape[:-1], -1) if info.nbytes else None
-                if rows is not None:
-                    found = Tensor(info.name, info.shape, _READ[info.dtype], rows)
+            if info.dtype in _READ and info.nbytes:
+                shape = info.shape or (1,)  # a number alone is a vector of one
+                rows = data.reshape(*shape[:-1], -1)
+                found = Tensor(info.name, shape, _READ[info.dtype], rows)
             yield info.name, info.dtype, found
 
 
@@ -87,6 +88,8 @@ def read_weights(
         found = unpack_experts(found)
     elif config.architecture == "qwen3vlmoe":
         found = turn_experts(config, found)
+    elif config.architecture == "gemma4-tower":
+        found = join_bounds(found)
     for name, tensor in join_experts(found, *ONE_EXPERT).items():
         paths = names.find(name)
         if paths is None:

@@ -64,6 +64,7 @@ Size = Literal[
     "per_layer_size",
     "per_layer_features",
     "scalar",
+    "bounds",
     "intermediate_size",
     "num_experts",
     "expert_intermediate_size",
@@ -176,6 +177,11 @@ class Attention(Generic[W]):
     )
     output: W = field(metadata=row("hidden_size", "attended_features", adaptable=True))
     output_bias: W | None = field(default=None, metadata=row("hidden_size"))
+    # Of towers: see `LayerConfig.bounds`.
+    q_bounds: W | None = field(default=None, metadata=whole("bounds"))
+    k_bounds: W | None = field(default=None, metadata=whole("bounds"))
+    v_bounds: W | None = field(default=None, metadata=whole("bounds"))
+    output_bounds: W | None = field(default=None, metadata=whole("bounds"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -263,6 +269,10 @@ class FeedForward(Generic[W]):
     up_bias: W | None = field(default=None, metadata=column("intermediate_size"))
     down: W = field(metadata=row("hidden_size", "intermediate_size", adaptable=True))
     down_bias: W | None = field(default=None, metadata=row("hidden_size"))
+    # Of towers: see `LayerConfig.bounds`.
+    gate_bounds: W | None = field(default=None, metadata=whole("bounds"))
+    up_bounds: W | None = field(default=None, metadata=whole("bounds"))
+    down_bounds: W | None = field(default=None, metadata=whole("bounds"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -414,7 +414,9 @@ FAMILIES: Final[Mapping[str, ModelFamily]] = MappingProxyType(
             | _POST_NORMS
             | _HEAD_NORMS
             | {"attention.v_norm", "attention_norm", "feed_forward_norm", "feed_forward.gate"}
-            | {"patches.matrix", "projector.norm", "projector.matrix"},
+            | {"patches.matrix", "projector.norm", "projector.matrix"}
+            | {f"attention.{part}_bounds" for part in ("q", "k", "v", "output")}
+            | {f"feed_forward.{part}_bounds" for part in ("gate", "up", "down")},
             may_have=frozenset({"projector.shift", "projector.scale"}),
             causal=False,
             activation=ActivationFunction.GELU_TANH,

@@ -6,6 +6,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Final
+
+NUM_BOUNDS: Final = 4
+"""Numbers around a product: see `LayerConfig.bounds`."""
 
 
 class RouterFunction(StrEnum):
@@ -179,6 +183,9 @@ class LayerConfig:
     norms_values: bool = False  # each head, by root mean square, without a weight
     # The layer whose keys and values it reads; then it has none, and no heads of them.
     cache_of: int | None = None
+    # Numbers around each product, `NUM_BOUNDS` or 0 for none: the least and the most that it reads,
+    # then of what it gives; beyond them, these are taken.
+    bounds: int = 0
     # Then heads have the sizes with which they attend: keys are rows of the cache, of which values
     # are the end.
     latent: LatentConfig | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 from typing import Final
@@ -33,6 +33,8 @@ _GROUPED: Final = frozenset(
     }
 )
 """Weights whose parts stand side by side within each head where a file has them as one."""
+_BOUNDS: Final = (".input_min", ".input_max", ".output_min", ".output_max")
+"""What the names of the bounds of a product end in."""
 
 
 def cut_fused(
@@ -277,6 +279,37 @@ def turn_gemma4_tower(config: ModelConfig, weights: dict[str, Tensor]) -> None:
         alone = weights.get(f"projector.{one}")
         if alone is not None and f"projector.{other}" not in weights:
             raise UnsupportedTensor(alone.name, "what is standardised has another such vector, too")
+
+
+def has_bounds(names: Iterable[str]) -> bool:
+    """Returns whether tensors of these names are bounds of products."""
+    return any(name.endswith(_BOUNDS) for name in names)
+
+
+def join_bounds(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Returns tensors by name, with all bounds of a product as one, which has the first's name.
+
+    Raises:
+        UnsupportedTensor: One of several is missing, has more than one number, or they are no
+            range: 0 is always within one, as what is padded has it.
+    """
+    found = {name: tensor for name, tensor in tensors.items() if not name.endswith(_BOUNDS)}
+    stems = {name.rpartition(".")[0]: None for name in tensors if name.endswith(_BOUNDS)}
+    for stem in stems:
+        numbers: list[float] = []
+        for end in _BOUNDS:
+            tensor = tensors.get(f"{stem}{end}")
+            if tensor is None:
+                raise UnsupportedTensor(f"{stem}{end}", "missing; other bounds of it are there")
+            check_shape(tensor, (1,))
+            numbers += tensor.to_float32().tolist()
+        for end, least, most in zip(_BOUNDS[::2], numbers[::2], numbers[1::2], strict=True):
+            if not least <= 0 <= most:
+                reason = f"it and the other bound are {least:g} and {most:g}, and 0 must be between"
+                raise UnsupportedTensor(f"{stem}{end}", reason)
+        name = f"{stem}{_BOUNDS[0]}"
+        found[name] = float32_tensor(name, np.array(numbers, np.float32))
+    return found
 
 
 def halves_of_heads(config: ModelConfig, weights: dict[str, Tensor]) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rocmforge.gguf.reader import open_gguf
-from tests.data.models.tiny_gemma4_tower import GEMMA4, TinyGemma4Tower
+from tests.data.models.tiny_gemma4_tower import GEMMA4, GEMMA4_E, TinyGemma4Tower
 from tests.data.models.tiny_internvl import INTERNVL
 from tests.data.models.tiny_pixtral import MISTRAL3, PIXTRAL
 from tests.data.models.tiny_towers import GEMMA3, QWEN3_VL, SMOLVLM, TinyTower, write_tower_files
@@ -21,9 +21,13 @@ from tests.support.gguf_writer import write_gguf
 GOLDENS: Final = Path(__file__).with_name("llama_cpp_tower_goldens.json")
 ROWS: Final = (0, 5, 15)
 """Of a tile."""
+COLUMNS: Final = 384
+"""Of a row, at most."""
 _KEYS: Final[dict[str, dict[str, Any]]] = {"smolvlm": {"preproc_image_size": 64}}
 """With which a picture of the size of a tile is not scaled."""
-_MORE: Final[dict[str, dict[str, Any]]] = {"gemma4": {"clip.use_gelu": True}}
+_MORE: Final[dict[str, dict[str, Any]]] = {
+    name: {"clip.use_gelu": True} for name in ("gemma4", "gemma4_e")
+}
 """Without which llama.cpp takes quick GELU: converters do not write it, and Gemma 4 has another."""
 _EXACT: Final[dict[str, Any]] = {
     "image_mean": np.zeros(3, np.float32),
@@ -85,6 +89,22 @@ MODELS: Final = (
         },
         processor=GEMMA4.processor,
         seed=GEMMA4.seed,
+    ),
+    # Rows see none behind them there if they are as wide as those of E2B or E4B.
+    _LargerPictures(
+        name=GEMMA4_E.name,
+        config=GEMMA4_E.config
+        | {
+            "text_config": {
+                **GEMMA4_E.config["text_config"],
+                "hidden_size": 1536,
+                "num_hidden_layers": 3,
+                "num_kv_shared_layers": 1,
+                "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+            }
+        },
+        processor=GEMMA4_E.processor,
+        seed=GEMMA4_E.seed,
     ),
     _WiderPictures(
         name=QWEN25_VL.name,

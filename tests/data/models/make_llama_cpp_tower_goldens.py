@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tests.data.models.llama_cpp_towers import (
+    COLUMNS,
     GOLDENS,
     MODELS,
     ROWS,
@@ -71,7 +72,7 @@ def computed(model: TinyTower, network: Any, context: Any, tower: Any) -> dict[s
     for part in PARTS:
         if isinstance(part, int):
             found, position = show(model, part, context, tower, width, position)
-            rows.append([rounded(found[row]) for row in ROWS])
+            rows.append([rounded(found[row][:COLUMNS]) for row in ROWS])
             continue
         last = decode(context, list(part), position, vocab_size)[-1]
         position += len(part)

@@ -40,6 +40,7 @@ CLASSES = {
     "internvl": ("InternVL", "ForConditionalGeneration"),
     "internvl_6b": ("InternVL", "ForConditionalGeneration"),
     "gemma4": ("Gemma4", "ForConditionalGeneration"),
+    "gemma4_e": ("Gemma4", "ForConditionalGeneration"),
     "mistral3": ("Mistral3", "ForConditionalGeneration"),
     "pixtral": ("Llava", "ForConditionalGeneration"),
     "qwen2_vl": ("Qwen2VL", "ForConditionalGeneration"),
@@ -68,7 +69,7 @@ def golden(model: TinyTower) -> dict[str, Any]:
     tiles = [(tile * np.float32(1 / 255) - np.float32(0.5)) / np.float32(0.5) for tile in tiles]
     if model.is_qwen:
         given = qwen_inputs(model, tiles)
-    elif model.name == "gemma4":
+    elif model.name in ("gemma4", "gemma4_e"):
         given = gemma4_inputs(model, tiles)
     elif model.keeps_shape:
         given = padded(tiles)

@@ -1,8 +1,7 @@
-"""A tiny random Gemma 4 with the tower of its larger models, without bounds around products."""
+"""Tiny random Gemma 4: with the tower of its larger models, and with that of E2B and E4B."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,7 +21,7 @@ class TinyGemma4Tower(TinyTower):
 
     @property
     def both_ways(self) -> bool:
-        return True
+        return bool(self.config["text_config"]["use_bidirectional_attention"] == "vision")
 
     @property
     def ties(self) -> bool:
@@ -42,6 +41,15 @@ class TinyGemma4Tower(TinyTower):
         return {}
 
     def drawn(self, name: str, noise: npt.NDArray[np.float32]) -> npt.NDArray[np.float32] | None:
+        if name.endswith(BOUNDS):  # within half of all numbers, and differing from each other
+            spreads = {"o_proj.input": 0.3, "o_proj.output": 0.5, "down_proj": 0.25}
+            spread = next((found for part, found in spreads.items() if part in name), 1.0)
+            sign = -1 if name.endswith("_min") else 1
+            return np.array(sign * spread * (0.7 + 0.1 * np.tanh(noise)), np.float32)
+        has_bounds = self.config["vision_config"].get("use_clipped_linears", False)
+        if has_bounds and "self_attn.q_norm" in name:  # or scores would enlarge how sums round
+            mean, spread = (0.2, 0.1) if "vision_tower" in name else (0.15, 0.05)
+            return np.float32(mean) + np.float32(spread) * noise
         for part, mean, spread in (
             ("vision_tower.std_bias", 0.0, 20.0),
             ("vision_tower.std_scale", 0.03, 0.01),
@@ -88,13 +96,19 @@ class TinyGemma4Tower(TinyTower):
                 vision["position_embedding_size"],
                 size,
             ),
-            f"{prefix}std_bias": (size,),
-            f"{prefix}std_scale": (size,),
+            **{f"{prefix}std_{each}": (size,) for each in _STANDARD if vision["standardize"]},
             "model.embed_vision.embedding_projection.weight": (text["hidden_size"], size),
             **{
                 f"{prefix}encoder.layers.{index}.{name}.weight": shape
                 for index in range(vision["num_hidden_layers"])
                 for name, shape in layer.items()
+            },
+            **{
+                f"{prefix}encoder.layers.{index}.{name.removesuffix('.linear')}.{end}": ()
+                for index in range(vision["num_hidden_layers"])
+                for name in layer
+                for end in BOUNDS
+                if vision.get("use_clipped_linears") and name.endswith(".linear")
             },
         }
 
@@ -115,9 +129,11 @@ class TinyGemma4Tower(TinyTower):
             if "input_proj" in name:
                 side = vision["patch_size"]
                 weight = weight.reshape(-1, side, side, 3).transpose(0, 3, 1, 2).copy()
-            found = names.get_name(plain, try_suffixes=(".weight", ".bias"))
+            found = names.get_name(
+                plain, try_suffixes=(".weight", ".bias", *(f".{end}" for end in BOUNDS))
+            )
             assert found is not None, plain
-            of_tower[found] = weight
+            of_tower[found] = np.atleast_1d(weight)
         own = {
             gguf_name(recipe, name): gguf_layout(recipe, name, weight)
             for name, weight in gemma4_tensors(of_text).items()
@@ -154,6 +170,8 @@ def _recipe(name: str, text: dict[str, Any]) -> TinyModel:
     rope, full, dim = text["rope_parameters"], text["global_head_dim"], text["head_dim"]
     sliding = np.array([kind != "full_attention" for kind in text["layer_types"]])
     kv_heads = np.full(len(sliding), text["num_key_value_heads"], np.int32)
+    shared, inner = text.get("num_kv_shared_layers", 0), text["intermediate_size"]
+    widths = [inner] * (len(sliding) - shared) + [2 * inner] * shared
     return TinyModel(
         name=name,
         architecture="gemma4",
@@ -165,8 +183,9 @@ def _recipe(name: str, text: dict[str, Any]) -> TinyModel:
             "attention.head_count_kv": kv_heads,
             "attention.sliding_window": text["sliding_window"],
             "attention.sliding_window_pattern": sliding,
-            "attention.shared_kv_layers": 0,
+            "attention.shared_kv_layers": shared,
             "embedding_length_per_layer_input": text["hidden_size_per_layer_input"],
+            **({"feed_forward_length": np.array(widths, np.int32)} if shared else {}),
             "rope.freq_base": rope["full_attention"]["rope_theta"],
             "rope.freq_base_swa": rope["sliding_attention"]["rope_theta"],
             "final_logit_softcapping": text["final_logit_softcapping"],
@@ -176,6 +195,8 @@ def _recipe(name: str, text: dict[str, Any]) -> TinyModel:
     )
 
 
+BOUNDS: Final = ("input_min", "input_max", "output_min", "output_max")
+_STANDARD: Final = ("bias", "scale")
 _LAYER_TYPES: Final = ("sliding_attention", "full_attention", "full_attention")
 _TEXT: Final[dict[str, Any]] = {
     "model_type": "gemma4_text",
@@ -241,7 +262,33 @@ GEMMA4: Final = TinyGemma4Tower(
 )
 
 
-def gemma4_with_layer_embeddings() -> TinyGemma4Tower:
-    """The same with another embedding for each layer of its text model, as E2B has."""
-    text = _TEXT | {"hidden_size_per_layer_input": 8}
-    return replace(GEMMA4, config=GEMMA4.config | {"text_config": text})
+_E_LAYER_TYPES: Final = 2 * ("sliding_attention", "full_attention")
+GEMMA4_E: Final = TinyGemma4Tower(
+    name="gemma4_e",
+    # Another embedding for each layer, layers that read the keys of others, and rows that see none
+    # behind them; networks of the tower whose size no 32 divides.
+    config=GEMMA4.config
+    | {
+        "text_config": _TEXT
+        | {
+            "num_hidden_layers": len(_E_LAYER_TYPES),
+            "layer_types": list(_E_LAYER_TYPES),
+            "num_kv_shared_layers": 2,
+            "use_double_wide_mlp": True,
+            "hidden_size_per_layer_input": 32,
+            "use_bidirectional_attention": None,
+        },
+        "vision_config": GEMMA4.config["vision_config"]
+        | {
+            "hidden_size": 128,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 2,
+            "head_dim": 64,
+            "standardize": False,
+            "use_clipped_linears": True,
+        },
+    },
+    processor=GEMMA4.processor,
+    seed=53,
+)
+"""With bounds around the products of its tower, all of which matter."""

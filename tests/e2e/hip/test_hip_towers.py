@@ -19,6 +19,7 @@ from rocmforge.engine.ipc.params import SamplingParams
 from rocmforge.engine.waiting.images import in_order
 from rocmforge_hip.backend import create as create_hip
 from rocmforge_reference.backend import create as create_reference
+from tests.data.models.tiny_gemma4_tower import GEMMA4_E
 from tests.data.models.tiny_internvl import INTERNVL
 from tests.data.models.tiny_picture_experts import QWEN3_VL_MOE
 from tests.data.models.tiny_pixtral import MISTRAL3, PIXTRAL
@@ -46,7 +47,7 @@ OPTIONS = replace(
 )
 SAMPLING = SamplingParams(max_tokens=12, temperature=0.0)
 
-IN_FILES = (MISTRAL3, PIXTRAL, INTERNVL, QWEN25_VL, QWEN3_VL_MOE)
+IN_FILES = (MISTRAL3, PIXTRAL, INTERNVL, QWEN25_VL, QWEN3_VL_MOE, GEMMA4_E)
 """Files of the others are read on the reference backend alone: tests/backend/test_towers.py."""
 
 Parts = Sequence[Sequence[int] | int]

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from rocmforge.errors import ConfigurationError, RocmForgeError, UnsupportedArchitecture
+from rocmforge.errors import ConfigurationError, RocmForgeError
 from rocmforge.gguf.checkpoint import open_gguf_checkpoint
 from rocmforge.gguf.reader import open_gguf
 from rocmforge.models.config import ActivationFunction
 from rocmforge.opening import describe, open_checkpoint
-from tests.data.models.tiny_gemma4_tower import GEMMA4, gemma4_with_layer_embeddings
+from tests.data.models.tiny_gemma4_tower import GEMMA4, GEMMA4_E
 from tests.data.models.tiny_internvl import INTERNVL
 from tests.data.models.tiny_pixtral import MISTRAL3, PIXTRAL
 from tests.data.models.tiny_towers import (
     GEMMA3,
     QWEN3_VL,
     SMOLVLM,
+    Tensors,
     TinyTower,
     write_tower_files,
     write_tower_folder,
@@ -28,6 +30,16 @@ from tests.data.models.tiny_towers import (
 from tests.data.models.tiny_windows import QWEN2_VL, QWEN25_VL
 from tests.data.models.towers import IN_FILES
 from tests.support.gguf_writer import write_gguf
+
+
+def change_tensors(path: Path, change: Callable[[Tensors], Tensors]) -> None:
+    """Writes a file again, with other tensors."""
+    with open_gguf(path) as file:
+        metadata = dict(file.metadata)
+        tensors = {
+            name: tensor.to_float32().reshape(tensor.shape) for name, tensor in file.tensors.items()
+        }
+    write_gguf(path, metadata, change(tensors))
 
 
 @pytest.mark.parametrize("exchanged", [False, True])
@@ -173,15 +185,47 @@ def test_a_tower_of_gemma_4_that_does_not_fit_is_refused(
         open_gguf_checkpoint(path, mmproj=tmp_path / "mmproj-model-f32.gguf")
 
 
-def test_gemma_4_with_embeddings_for_layers_is_text_alone(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+def test_rows_beside_another_embedding_for_each_layer_see_none_behind_them(tmp_path: Path) -> None:
+    with open_checkpoint(write_tower_files(GEMMA4_E, tmp_path)) as checkpoint:
+        assert checkpoint.vision is not None
+        assert (checkpoint.vision.both_ways, checkpoint.vision.whole_rows) == (False, 0)
+        assert checkpoint.vision.placeholder == 0
+
+
+def test_what_reads_sound_is_left_out_of_a_tower(tmp_path: Path) -> None:
+    path, mmproj = write_tower_files(GEMMA4_E, tmp_path), tmp_path / "mmproj-model-f32.gguf"
+    of_sound = {
+        "a.blk.0.attn_q.weight": np.ones((32, 32), np.float32),
+        "a.blk.0.attn_q.input_max": np.ones(1, np.float32),
+        "mm.a.input_projection.weight": np.ones((32, 32), np.float32),
+    }
+    change_tensors(mmproj, lambda tensors: tensors | of_sound)
+    with open_checkpoint(path) as checkpoint:
+        assert checkpoint.tower is not None
+        assert len(checkpoint.tower.weights) > 7
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("attn_k.input_max", None, r"v\.blk\.1\.attn_k\.input_max.*missing"),
+        ("ffn_up.output_min", 0.5, r"v\.blk\.1\.ffn_up\.output_min.*are 0\.5 and"),
+        ("ln1.input_min", -1.0, r"v\.blk\.1\.ln1\.input_max.*missing"),
+    ],
+)
+def test_bounds_of_a_file_that_cannot_be_are_refused_by_their_names(
+    tmp_path: Path, name: str, value: float | None, message: str
 ) -> None:
-    path = write_tower_files(gemma4_with_layer_embeddings(), tmp_path)
-    with caplog.at_level(logging.WARNING), open_checkpoint(path) as checkpoint:
-        assert checkpoint.tower is None
-    assert "as Gemma 4 E2B and E4B have" in caplog.text
-    with pytest.raises(UnsupportedArchitecture, match="another embedding for each layer"):
-        open_gguf_checkpoint(path, mmproj=tmp_path / "mmproj-model-f32.gguf")
+    path, mmproj = write_tower_files(GEMMA4_E, tmp_path), tmp_path / "mmproj-model-f32.gguf"
+
+    def changed(tensors: Tensors) -> Tensors:
+        tensors.pop(f"v.blk.1.{name}", None)
+        more = {} if value is None else {f"v.blk.1.{name}": np.array([value], np.float32)}
+        return tensors | more
+
+    change_tensors(mmproj, changed)
+    with pytest.raises(RocmForgeError, match=message):
+        open_gguf_checkpoint(path, mmproj=mmproj)
 
 
 def test_rows_of_gemma_4_see_those_behind_them_in_layers_with_a_window(tmp_path: Path) -> None:
@@ -268,13 +312,8 @@ def test_a_table_of_positions_is_refused_where_towers_have_none(
     model: TinyTower, tmp_path: Path
 ) -> None:
     path, mmproj = write_tower_files(model, tmp_path), tmp_path / "mmproj-model-f32.gguf"
-    with open_gguf(mmproj) as file:
-        metadata = dict(file.metadata)
-        tensors = {
-            name: tensor.to_float32().reshape(tensor.shape) for name, tensor in file.tensors.items()
-        }
     table = np.ones((4, model.config["vision_config"]["hidden_size"]), np.float32)
-    write_gguf(mmproj, metadata, {**tensors, "v.position_embd.weight": table})
+    change_tensors(mmproj, lambda tensors: tensors | {"v.position_embd.weight": table})
     with pytest.raises(RocmForgeError, match=r"v\.position_embd\.weight.*a table of positions"):
         open_gguf_checkpoint(path, mmproj=mmproj)
 

@@ -14,7 +14,7 @@ from rocmforge.errors import BadFolder, RocmForgeError, UnsupportedTensor
 from rocmforge.models.config import ActivationFunction
 from rocmforge.models.vision.config import ProcessorKind, Resampling
 from rocmforge.opening import describe, open_checkpoint
-from tests.data.models.tiny_gemma4_tower import GEMMA4, gemma4_with_layer_embeddings
+from tests.data.models.tiny_gemma4_tower import BOUNDS, GEMMA4, GEMMA4_E
 from tests.data.models.tiny_internvl import INTERNVL
 from tests.data.models.tiny_pixtral import MISTRAL3, PIXTRAL, TinyPixtral
 from tests.data.models.tiny_towers import (
@@ -515,18 +515,15 @@ def test_rows_of_gemma_4_see_each_other_both_ways_if_its_text_part_says_so(tmp_p
     assert (found.both_ways, found.whole_rows) == (False, 0)
 
 
-@pytest.mark.parametrize("has", ["bounds", "embeddings of layers"])
-def test_gemma_4_with_a_tower_that_is_not_read_is_served_as_text(tmp_path: Path, has: str) -> None:
-    path = tmp_path / "model"
-    if has == "bounds":
-        vision = GEMMA4.config["vision_config"] | {"use_clipped_linears": True}
-        write_tower_folder(GEMMA4, path, vision_config=vision)
-    else:
-        write_tower_folder(gemma4_with_layer_embeddings(), path)
-    contents = describe(path)
-    assert contents.refusal is None
-    assert contents.vision is None
-    assert contents.tower is None
+def test_rows_have_the_padding_beside_another_embedding_for_each_layer(tmp_path: Path) -> None:
+    """Where layers have none, they have the token of images."""
+    padding = {"pad_token_id": 5}
+    for model, expected in ((GEMMA4, PLACEHOLDER), (GEMMA4_E, 5)):
+        text = model.config["text_config"] | padding
+        path = write_tower_folder(model, tmp_path / model.name, text_config=text)
+        found = describe(path).vision
+        assert found is not None
+        assert found.placeholder == expected
 
 
 @pytest.mark.parametrize(
@@ -556,4 +553,43 @@ def test_a_tower_of_gemma_4_lacks_no_weight(tmp_path: Path, missing: str) -> Non
     assert len(rest) == len(weights) - 1
     write_safetensors(path / "model.safetensors", rest)
     with pytest.raises(UnsupportedTensor, match=r"std_|k_norm"):
+        open_checkpoint(path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"self_attn.k_proj.input_max": None}, r"1.self_attn.k_proj.input_max'.*missing"),
+        ({"mlp.up_proj.output_min": None}, r"1.mlp.up_proj.output_min'.*missing"),
+        (
+            {f"mlp.down_proj.{end}": None for end in BOUNDS},
+            r"1.mlp.down_proj.input_min'.*missing",
+        ),
+        ({"self_attn.v_proj.input_min": 2.0}, r"1.self_attn.v_proj.input_min'.*are 2 and 0"),
+        ({"self_attn.o_proj.output_max": -1.0}, r"1.self_attn.o_proj.output_min'.*and -1"),
+        ({"mlp.gate_proj.input_max": np.nan}, r"1.mlp.gate_proj.input_min'.*and nan"),
+        ({"mlp.gate_proj.input_max": [1.0, 2.0]}, r"1.mlp.gate_proj.input_max'.*shape"),
+    ],
+)
+def test_bounds_that_cannot_be_are_refused_by_their_names(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    path, weights = write_tower_folder(GEMMA4_E, tmp_path / "model"), hf_weights(GEMMA4_E)
+    for end, value in changes.items():
+        name = f"model.vision_tower.encoder.layers.1.{end}"
+        assert weights.pop(name).shape == ()
+        if value is not None:
+            weights[name] = np.array(value, np.float32)
+    write_safetensors(path / "model.safetensors", weights)
+    with pytest.raises(UnsupportedTensor, match=message):
+        open_checkpoint(path)
+
+
+@pytest.mark.parametrize(("model", "has_bounds"), [(GEMMA4, True), (GEMMA4_E, False)])
+def test_products_have_bounds_if_the_configuration_says_so_alone(
+    tmp_path: Path, model: TinyTower, has_bounds: bool
+) -> None:
+    vision = model.config["vision_config"] | {"use_clipped_linears": has_bounds}
+    path = write_tower_folder(model, tmp_path / "model", vision_config=vision)
+    with pytest.raises(UnsupportedTensor, match=r"q_proj.input_min"):
         open_checkpoint(path)

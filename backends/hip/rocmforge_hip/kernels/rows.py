@@ -189,5 +189,25 @@ def rf_squared_relu(*, x: Forms, count: I64) -> None:
     """Makes x max(x, 0)^2, in place."""
 
 
+def rf_clamp_half(*, x: Pointer, out: Pointer, bounds: Pointer, count: I64) -> None:
+    """Takes halves within bounds."""
+
+
+def rf_clamp_float(*, x: Pointer, bounds: Pointer, count: I64) -> None:
+    """Brings x within bounds, in place."""
+
+
+def rf_gate_clamped_half(
+    *,
+    gate: Pointer,
+    up: Pointer,
+    gate_bounds: Pointer,
+    up_bounds: Pointer,
+    count: I64,
+    activation: I32,
+) -> None:
+    """Makes gate activation(gate) * up, each within bounds, in place."""
+
+
 def rf_gelu(*, x: Pointer, count: I64) -> None:
     """Makes x gelu(x), in place."""

@@ -289,6 +289,9 @@ def _without_cache(
     has_post_norms = weights.layers[0].attention_post_norm is not None
     begins_normed = tower is not None and weights.embedding.norm is not None
     of_tokens = forms(tokens, hidden_size, f32=True)
+    attended, inner = max(map(_attended_features, config.layers)), _most_intermediate(config)
+    has_bounds = any(layer.bounds for layer in config.layers)
+    bounded = forms(tokens, max(hidden_size, attended, inner), f16=True) if has_bounds else None
     return ActivationArrays(
         # Else a norm, of merged patches as well, would take the place of the sum that goes on.
         residual=of_tokens if has_post_norms or config.row_parts > 1 or begins_normed else None,
@@ -298,9 +301,11 @@ def _without_cache(
         qkv_2=qkv.get(Product.QKV_2),
         qkv_3=qkv.get(Product.QKV_3),
         qkv_4=None,
-        attended=forms(tokens, max(map(_attended_features, config.layers)), f16=True),
+        attended=forms(tokens, attended, f16=True),
         delta=of_tokens,
-        intermediate=forms(tokens, _most_intermediate(config), f16=True),
+        intermediate=forms(tokens, inner, f16=True),
+        gate_up=forms(tokens, inner, f16=True) if has_bounds else None,
+        bounded=bounded,
         pooled=forms(pools, hidden_size, f32=True, f16=has_scores),
         dense=forms(pools, hidden_size, f32=True, f16=True) if has_dense else None,
         scores=forms(pools, config.output_size, f32=True) if has_scores else None,

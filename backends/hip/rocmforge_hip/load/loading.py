@@ -361,7 +361,7 @@ def _describe(
         bus_ids=(found.properties.pci_id,),
         notes=(*str(plan).splitlines(), *([kernels.note] if config.causal else [])),
         hidden_size=config.output_size,
-        embedding_size=config.hidden_size if config.causal and not config.per_layer_size else 0,
+        embedding_size=config.hidden_size if config.causal else 0,
         masks_tokens=config.causal,
         causal=config.causal,
         graphs="none" if not config.causal else "unchecked" if replays else "off",

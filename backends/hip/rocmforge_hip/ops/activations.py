@@ -219,6 +219,7 @@ class ActivationArrays(Generic[X]):
     dense: Forms[X] | None = None  # [P, hidden_size]
     scores: Forms[X] | None = None  # [P, num_scores], or rows of embeddings of images
     patches: Forms[X] | None = None  # [T, patch_features]
+    bounded: Forms[X] | None = None  # [T, in_features], what is multiplied within bounds
 
     def product(self, product: Product) -> Forms[X]:
         """Returns the activation that a product is written to."""

@@ -31,6 +31,7 @@ from rocmforge_hip.ops.experts.pairs import PairKernels, empty_mix
 from rocmforge_hip.ops.experts.routing import RouteKernels, UnmadeChoice, UnmadeSum
 from rocmforge_hip.ops.full_attention import FullAttention, UnturnedRows
 from rocmforge_hip.ops.geometry import Geometry, groups_experts
+from rocmforge_hip.ops.linear.bounds import BoundedProducts
 from rocmforge_hip.ops.linear.mixed_gemv import UnmadeProduct, is_norm_later
 from rocmforge_hip.ops.linear.products import GATES, LinearKernels
 from rocmforge_hip.ops.lora import DeviceAdapters, Lora
@@ -104,6 +105,9 @@ class HipOps:
             *(arena, self.products, self._norms, config.norm_eps),
             *(self._route, self._deferred),
         )
+        self._bounded = None
+        if arena.bounded is not None:
+            self._bounded = BoundedProducts(library, self.products, arena)
         self._per_layer = None
         if arena.other_embedding is not None:
             self._per_layer = PerLayerRows(library, config, self._rows, arena.other_embedding)
@@ -265,6 +269,23 @@ class HipOps:
             self._sums.completed(x)
         add = partial(self._lora.add, step, x)
         return self.products.qkv(x, weights, biases, half=not self._causal, then=add)
+
+    def bounded_linear(
+        self, step: DeviceStep, x: Activation, weight: Weight, bounds: Weight
+    ) -> Activation:
+        assert self._bounded is not None
+        return self._bounded.linear(x, weight, bounds)
+
+    def bounded_gated_linear(
+        self,
+        step: DeviceStep,
+        x: Activation,
+        weights: tuple[Weight, Weight],
+        bounds: tuple[Weight, Weight],
+        activation: ActivationFunction,
+    ) -> Activation:
+        assert self._bounded is not None
+        return self._bounded.gated(x, weights, bounds, GATES[activation])
 
     def gated_linear(
         self,

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
+from operator import attrgetter
 from typing import Any, Final, TypeVar
 
 import numpy as np
@@ -77,6 +78,12 @@ def groups() -> Iterator[Group]:
         Case("image rows", "of 12 patches", _PRODUCT, _image_rows),
     )
     yield Group(Recipe(architecture="siglip", hidden_size=160, intermediate_size=160), of_tower)
+    bounded = (
+        Case("bounded", "12 rows, to f16", _PRODUCT, partial(_bounded, name="attention.q")),
+        Case("bounded", "12 rows, to f32", _PRODUCT, partial(_bounded, name="feed_forward.down")),
+        Case("bounded gate", "12 rows", _PRODUCT, _bounded_gate),
+    )
+    yield Group(Recipe(architecture="gemma4-tower", hidden_size=160, bounded=True), bounded)
     of_qwen2 = (Case("gelu", "12 rows, with a sigmoid", _HALF, _gelu),)
     yield Group(Recipe(architecture="qwen2vl-tower", intermediate_size=160), of_qwen2)
     others = (
@@ -265,6 +272,41 @@ def _gelu(bench: Workbench) -> float:
     kind = bench.config.activation
     got = bench.model.ops.gelu(bench.activation(bench.model.arena.intermediate, halves), kind)
     return error(bench.result(got), oracle.activate(halves.astype(np.float64), kind))
+
+
+def _bounded(bench: Workbench, name: str) -> float:
+    """Returns the error of a product whose bounds about a third of all numbers are beyond."""
+    weight, bounds = (
+        attrgetter(name + end)(bench.model.weights.layers[0]) for end in ("", "_bounds")
+    )
+    halves = random_values(12, part_of(weight).matrix.in_features).astype(np.float16)
+    x = bench.activation(bench.model.arena.intermediate, halves)
+    got = bench.model.ops.bounded_linear(bench.step([(12, 12, [0])]), x, weight, bounds)
+    return error(bench.result(got), _within_bounds(bench, halves, name))
+
+
+def _bounded_gate(bench: Workbench) -> float:
+    halves = random_values(12, bench.config.hidden_size).astype(np.float16)
+    layer = bench.model.weights.layers[0].feed_forward
+    assert layer is not None
+    assert layer.gate is not None
+    assert layer.gate_bounds is not None
+    assert layer.up_bounds is not None
+    pair, bounds = (layer.gate, layer.up), (layer.gate_bounds, layer.up_bounds)
+    x, kind = bench.activation(bench.model.arena.normed, halves), bench.config.activation
+    got = bench.model.ops.bounded_gated_linear(bench.step([(12, 12, [0])]), x, pair, bounds, kind)
+    gate, up = (_within_bounds(bench, halves, f"feed_forward.{name}") for name in ("gate", "up"))
+    return error(bench.result(got), oracle.activate(gate, kind) * up)
+
+
+def _within_bounds(bench: Workbench, x: npt.NDArray[Any], name: str) -> Float64:
+    """Returns a product within its bounds in float64, of what is within others."""
+    stored = bench.weights.layers[0]
+    matrix, numbers = (values_of(attrgetter(name + end)(stored)) for end in ("", "_bounds"))
+    least, most, *of_product = numbers.reshape(-1).tolist()
+    product = np.clip(x.astype(np.float64), least, most) @ matrix.T
+    found: Float64 = np.clip(product, of_product[0], of_product[1])
+    return found
 
 
 def _image_rows(bench: Workbench) -> float:

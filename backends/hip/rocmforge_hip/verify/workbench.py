@@ -19,7 +19,7 @@ from rocmforge.models.blocks import ModelWeights, WeightPlace
 from rocmforge.models.config import ModelConfig, TowerConfig
 from rocmforge.models.families import FAMILIES
 from rocmforge.models.forward.ops import attention_specs
-from rocmforge.models.layer_config import ExpertsConfig, LatentConfig, LayerConfig
+from rocmforge.models.layer_config import NUM_BOUNDS, ExpertsConfig, LatentConfig, LayerConfig
 from rocmforge.models.lora import Adapter, LowRank
 from rocmforge.models.pooling import PoolingType
 from rocmforge.models.rope import RopeTable, RopeTables
@@ -78,6 +78,7 @@ class Recipe:
     tile_windows: bool = False  # of a tower: see `LayerConfig.tile_windows`
     attention_softcap: float | None = None
     sinks: bool = False
+    bounded: bool = False  # of a tower: products have bounds
     least_prefill_split: int = 0  # see `Geometry`
     least_wide_blocks: int = 0
     least_route_logits: int = 0
@@ -331,6 +332,7 @@ def _config(recipe: Recipe) -> ModelConfig:
         latent=recipe.latent,
         joint_head_norms=family.joint_head_norms,
         rotates_first=family.rotates_first,
+        bounds=NUM_BOUNDS if recipe.bounded else 0,
     )
     rope = RopeConfig(
         style=recipe.rope_style, rotary_dim=recipe.rotary_dim, theta=100.0, scaling=None
@@ -381,6 +383,8 @@ def _weights(recipe: Recipe, config: ModelConfig) -> ModelWeights[Tensor]:
                 format = recipe.value_format or format
             return random_tensor(rng, format, name, *shape)
         values = (1 + 0.2 * rng.standard_normal(shape)).astype(np.float32)
+        if place.declared.shape == ("bounds",):
+            values *= np.array([-1, 1, -10, 10], np.float32)
         return Tensor(name, shape, FORMATS["f32"], values.view(np.uint8))
 
     made = {

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Final
 
 import numpy as np
@@ -26,6 +27,16 @@ from rocmforge_hip.weights.products import QKV_PRODUCTS, Product
 AS_IS: Final = 0
 AS_GATE: Final = 1
 AS_UP: Final = 2
+_BOUNDED: Final = MappingProxyType(
+    {
+        "attention.q": Product.QKV,
+        "attention.k": Product.QKV_2,
+        "attention.v": Product.QKV_3,
+        "feed_forward.gate": Product.INTERMEDIATE,
+        "feed_forward.up": Product.GATE_UP,
+    }
+)
+"""Matrices that are apart where each has bounds of its own: they read different activations."""
 PLACE: Final = np.dtype(np.int64)
 """Type of the distance to an expert's matrix: kernels/include/rf/expert_matrices.h."""
 
@@ -130,12 +141,16 @@ def plan_weights(model: ModelWeights[Tensor], context: int | None = None) -> Mod
         UnsupportedTensor: There are no kernels for a tensor.
     """
     groups: dict[object, dict[WeightPlace, Tensor]] = {}
+    planned: dict[WeightPlace, Planned] = {}
+    bounded = {place.path for place, _ in walk(model) if place.declared.shape == ("bounds",)}
     for place, tensor in walk(model):
+        if place.name in _BOUNDED and f"{place.path}_bounds" in bounded:
+            planned |= _stack({place: tensor}, _BOUNDED[place.name])
+            continue
         # A tensor may be in two places: the output matrix is that of the embedding.
         block = place.path.rpartition(".")[0]
         key = (block, place.declared.group) if place.declared.group else id(tensor)
         groups.setdefault(key, {})[place] = tensor
-    planned: dict[WeightPlace, Planned] = {}
     for members in groups.values():
         planned |= _plan_group(members, context)
     return map_places(model, lambda place, _: planned[place])

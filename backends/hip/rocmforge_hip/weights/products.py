@@ -20,7 +20,8 @@ class Product(StrEnum):
     # What attention, the network or patches add to the residual, or makes embeddings at its end.
     DELTA = auto()
     INTERMEDIATE = auto()  # of the feed-forward network
-    GATE_UP = auto()  # gate and up before the gate is applied, where an adapter changes them
+    # Gate and up before the gate is applied, where an adapter changes them, or up within bounds.
+    GATE_UP = auto()
     PER_LAYER = auto()  # a token's other embedding, without what a table has of it
     PER_LAYER_GATE = auto()
     EXPERT_INPUTS = auto()  # in a space of their own

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
@@ -14,7 +15,8 @@ import numpy as np
 from rocmforge.errors import BadGguf, UnsupportedArchitecture
 from rocmforge.gguf.reader import GgufFile
 from rocmforge.models.config import MAX_LAYERS, ActivationFunction, ModelConfig
-from rocmforge.models.layer_config import LayerConfig
+from rocmforge.models.layer_config import NUM_BOUNDS, LayerConfig
+from rocmforge.models.layouts import has_bounds
 from rocmforge.models.vision.config import ProcessorConfig, ProcessorKind, Resampling
 from rocmforge.models.vision.towers import (
     WITHOUT_PLACES,
@@ -238,6 +240,9 @@ def read_config(
         local_rope=False,
         intermediate_size=_network_size(file, hidden_size, of_qwen),
         joint_head_norms=processor.has_class and "v.blk.0.attn_q_norm.weight" in file.tensors,
+        bounds=NUM_BOUNDS
+        if processor.kind is ProcessorKind.GEMMA4 and has_bounds(_of_pictures(file))
+        else 0,
     )
     count = _positive(file, "block_count", MAX_LAYERS)
     layers, make = (layer,) * count, siglip_config
@@ -269,6 +274,11 @@ def read_config(
         norm_eps=eps,
         activation=activation,
     )
+
+
+def _of_pictures(file: GgufFile) -> Iterator[str]:
+    """Returns the names of tensors of the tower: there may be one that reads sound beside it."""
+    return (name for name in file.tensors if name.startswith("v."))
 
 
 def _merging_layers(file: GgufFile, count: int) -> list[bool]:

@@ -22,6 +22,7 @@ from rocmforge.models.layouts import (
     as_declared,
     cut_fused,
     halves_of_heads,
+    join_bounds,
     merge_by_patch,
     turn_gemma4_tower,
     turn_projection,
@@ -44,6 +45,10 @@ _SECOND_PICTURE: Final = "v.patch_embd.weight.1"
 """What a patch of the next picture of a film is multiplied with."""
 _BREAK: Final = ("[IMG_BREAK]", "v.token_embd.img_break")
 """The token between lines of rows of Pixtral's, and its embedding, which the model has, too."""
+_OF_SOUND: Final = ("a.", "mm.a.")
+"""What the names of tensors of another tower begin with, which reads sound."""
+_PADDING: Final = 0
+"""The token whose other embedding rows have, where layers have some."""
 _KINDS: Final = MappingProxyType(
     {
         "idefics3": ProcessorKind.IDEFICS3,
@@ -116,11 +121,6 @@ def _read(file: GgufFile, model: ModelConfig, tokens: list[str]) -> tuple[Vision
             f"{file.path} makes rows of {size} numbers, and the model has {embedding_size}: it is "
             "the tower of another model."
         )
-    if model.per_layer_size:
-        raise UnsupportedArchitecture(
-            "images beside another embedding for each layer, as Gemma 4 E2B and E4B have",
-            ("Gemma 4 26B-A4B and 31B",),
-        )
     of_qwen = _QWEN_TOWERS.get(projector, "")
     processor = read_processor(file, kind, of_qwen)
     markers = [marker for marker in PLACEHOLDERS[kind] if marker in tokens]
@@ -130,16 +130,19 @@ def _read(file: GgufFile, model: ModelConfig, tokens: list[str]) -> tuple[Vision
     if kind is ProcessorKind.PIXTRAL and _BREAK[0] not in tokens:
         raise ModelLoadError(f"The model has no token {_BREAK[0]}, which ends lines of an image.")
     config = read_config(file, processor, embedding_size, of_qwen)
-    # Files do not say it; the text models that do not have it are those refused above.
-    both_ways = kind is ProcessorKind.GEMMA4
-    placeholder = tokens.index(markers[0])
+    # Files do not say it: of Gemma 4, models with another embedding for each layer do not have it.
+    both_ways = kind is ProcessorKind.GEMMA4 and not model.per_layer_size
+    placeholder = _PADDING if model.per_layer_size else tokens.index(markers[0])
     return vision_config(processor, placeholder, both_ways=both_ways), _checkpoint(file, config)
 
 
 def _checkpoint(file: GgufFile, config: ModelConfig) -> Checkpoint:
     known = {place.path: place for place in places(config.num_layers)}
     weights: dict[str, Tensor] = {}
-    for name, tensor in file.tensors.items():
+    stored = {
+        name: tensor for name, tensor in file.tensors.items() if not name.startswith(_OF_SOUND)
+    }
+    for name, tensor in join_bounds(stored).items():
         paths = paths_of(name)
         if len(paths) > 1 and all(path in known for path in paths):
             weights |= cut_fused(config, tensor, [known[path] for path in paths])

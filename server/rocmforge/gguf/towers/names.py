@@ -62,18 +62,20 @@ _IN_LAYERS: Final = MappingProxyType(
 )
 _IN_MERGERS: Final = MappingProxyType({"norm": "norm", "fc1": "inner", "fc2": "matrix"})
 _QKV: Final = "attn_qkv"
-_LAYER: Final = re.compile(r"v\.(blk|deepstack)\.(\d{1,4})\.(\w+)\.(weight|bias)")
+# The bounds of a product are one tensor: see `join_bounds`.
+_ENDS: Final = MappingProxyType({"weight": "", "bias": "_bias", "input_min": "_bounds"})
+_LAYER: Final = re.compile(rf"v\.(blk|deepstack)\.(\d{{1,4}})\.(\w+)\.({'|'.join(_ENDS)})")
 
 
 def paths_of(name: str) -> tuple[str, ...]:
     """Returns our names of the weights in a tensor; one that is none is refused later."""
     if (match := _LAYER.fullmatch(name)) is not None:
         stem, part = f"layers.{int(match[2])}", match[3]
-        bias = "_bias" if match[4] == "bias" else ""
+        end = _ENDS[match[4]]
         if match[1] == "deepstack" and part in _IN_MERGERS:
-            return (f"{stem}.merger.{_IN_MERGERS[part]}{bias}",)
+            return (f"{stem}.merger.{_IN_MERGERS[part]}{end}",)
         if match[1] == "blk" and part == _QKV:
-            return tuple(f"{stem}.attention.{each}{bias}" for each in "qkv")
+            return tuple(f"{stem}.attention.{each}{end}" for each in "qkv")
         if match[1] == "blk" and part in _IN_LAYERS:
-            return (f"{stem}.{_IN_LAYERS[part]}{bias}",)
+            return (f"{stem}.{_IN_LAYERS[part]}{end}",)
     return (OUTSIDE_LAYERS.get(name, f"no weight: {name}"),)

@@ -18,6 +18,7 @@ from rocmforge.huggingface.files.folder import Folder
 from rocmforge.huggingface.files.json_object import JsonObject
 from rocmforge.huggingface.towers import processors
 from rocmforge.models.config import ActivationFunction, ModelConfig
+from rocmforge.models.layer_config import NUM_BOUNDS
 from rocmforge.models.vision.config import ProcessorConfig, VisionConfig
 from rocmforge.models.vision.towers import (
     gemma4_tower_config,
@@ -57,8 +58,7 @@ class TowerType:
     placeholder: int  # where a file leaves it out
     kind: str = ""  # the `model_type` of its towers, if the family has others, too
     in_our_words: Callable[[JsonObject], JsonObject] = lambda vision: vision
-    # Whether such a tower is read: a model with another one is served as text.
-    is_read: Callable[[JsonObject, JsonObject], bool] = lambda config, vision: True
+    layers_embed: bool = False  # models of the family may have another embedding for each layer
 
 
 def read_tower(
@@ -80,7 +80,7 @@ def read_tower(
     """
     row, vision = TOWERS.get(config.get_str("model_type")), config.get_object("vision_config")
     pictures = _processor_file(folder)
-    if row is None or vision is None or pictures is None or not row.is_read(config, vision):
+    if row is None or vision is None or pictures is None:
         return None
     if (kind := vision.get_str("model_type", row.kind)) != row.kind and row.kind:
         raise UnsupportedArchitecture(f"a tower of the type {kind}", (row.kind,))
@@ -88,8 +88,11 @@ def read_tower(
     processor = row.processor(config, vision, pictures)
     model = row.tower(vision, f"{folder.name} (tower)", processor, embedding_size)
     placeholder = config.get_int(row.placeholder_key, row.placeholder)
-    text = config.get_object("text_config")
-    both_ways = text is not None and text.get_str("use_bidirectional_attention", "") == "vision"
+    text = config.get_object("text_config") or config.empty("text_config")
+    both_ways = text.get_str("use_bidirectional_attention", "") == "vision"
+    of_layers = text.get_int("hidden_size_per_layer_input", 256)
+    if row.layers_embed and of_layers:
+        placeholder = text.get_int("pad_token_id", 0)  # whose other embedding rows have
     return vision_config(processor, placeholder, both_ways=both_ways), model
 
 
@@ -209,16 +212,6 @@ def _internvl_vision(vision: JsonObject) -> JsonObject:
     return vision.replaced({key: int(numbers[0]) for key, numbers in sides.items() if numbers})
 
 
-def _reads_gemma4(config: JsonObject, vision: JsonObject) -> bool:
-    """Returns whether it is the tower of a model without another embedding for each layer.
-
-    The others' (E2B, E4B) has bounds around each product.
-    """
-    text = config.get_object("text_config") or config.empty("text_config")
-    of_layers = text.get_int("hidden_size_per_layer_input", 256)
-    return not of_layers and not vision.get_bool("use_clipped_linears", False)
-
-
 def _gemma4_tower(
     vision: JsonObject, name: str, processor: ProcessorConfig, embedding_size: int
 ) -> ModelConfig:
@@ -227,6 +220,7 @@ def _gemma4_tower(
         read_layer(vision),
         attention_scale=1.0,
         intermediate_size=vision.get_positive("intermediate_size"),
+        bounds=NUM_BOUNDS if vision.get_bool("use_clipped_linears", False) else 0,
     )
     if layer.key_dim % 4:
         raise vision.bad("head_dim", f"{layer.key_dim} elements of a head do not rotate by axes")
@@ -314,7 +308,7 @@ _GEMMA4: Final = TowerType(
     placeholder_key="image_token_id",
     placeholder=258880,
     kind="gemma4_vision",
-    is_read=_reads_gemma4,
+    layers_embed=True,
 )
 
 _QWEN3: Final = TowerType(

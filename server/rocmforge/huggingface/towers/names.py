@@ -163,6 +163,15 @@ GEMMA4: Final = NameTable(
             ("mlp.down_proj.linear", "feed_forward.down"),
             bias=False,
         )
+        # Those of each product are one tensor: see `join_bounds`.
+        | {
+            f"{theirs}_proj.input_min": (f"{ours}_bounds",)
+            for theirs, ours in (
+                *((f"self_attn.{part}", f"attention.{part}") for part in "qkv"),
+                ("self_attn.o", "attention.output"),
+                *((f"mlp.{part}", f"feed_forward.{part}") for part in ("gate", "up", "down")),
+            )
+        }
     ),
     model=MappingProxyType(
         {
@@ -179,7 +188,7 @@ GEMMA4: Final = NameTable(
     # The model beside it, and what reads sound.
     left_out=re.compile(r"^(model\.)?(language_model|audio_tower|embed_audio)\.|^lm_head\."),
 )
-"""A tower of Gemma 4 whose products have no bounds."""
+"""A tower of Gemma 4."""
 
 INTERNVL: Final = NameTable(
     prefixes=("model.vision_tower.", "vision_tower."),

@@ -5,6 +5,7 @@ Encoders are those of the BERT family, and towers, which read patches of images.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TypeVar
 
 from rocmforge.models.blocks import Attention, FeedForward, Merger, ModelWeights, Projector
@@ -145,7 +146,11 @@ def _attend(
 ) -> A:
     biases = attention.q_bias, attention.k_bias, attention.v_bias
     matrices = attention.q, present(attention.k), present(attention.v)
-    q, k, v = ops.qkv(step, x, matrices, biases)
+    if attention.q_bounds is None:
+        q, k, v = ops.qkv(step, x, matrices, biases)
+    else:
+        bounds = attention.q_bounds, present(attention.k_bounds), present(attention.v_bounds)
+        q, k, v = map(partial(ops.bounded_linear, step, x), matrices, bounds)
     q_norm, k_norm = attention.q_norm, attention.k_norm
     if config.layers[spec.layer].joint_head_norms:
         if q_norm is not None:
@@ -158,12 +163,22 @@ def _attend(
     if config.rope is not None:
         q, k = ops.rope(step, q, k, q_norm, k_norm, spec)
     attended = ops.attend_all(step, q, k, v, spec)
+    if attention.output_bounds is not None:
+        return ops.bounded_linear(step, attended, attention.output, attention.output_bounds)
     return ops.linear(step, attended, attention.output, attention.output_bias)
 
 
 def _feed_forward(
     config: ModelConfig, feed_forward: FeedForward[W], ops: Ops[A, W, S], step: S, x: A
 ) -> A:
+    if feed_forward.gate is not None and feed_forward.gate_bounds is not None:
+        pair, ranges = (
+            (feed_forward.gate, feed_forward.up),
+            (feed_forward.gate_bounds, present(feed_forward.up_bounds)),
+        )
+        inner = ops.bounded_gated_linear(step, x, pair, ranges, config.activation)
+        bounds = present(feed_forward.down_bounds)
+        return ops.bounded_linear(step, inner, feed_forward.down, bounds)
     if feed_forward.gate is not None:
         matrices = feed_forward.gate, feed_forward.up
         biases = feed_forward.gate_bias, feed_forward.up_bias

@@ -174,6 +174,38 @@ class Ops(Protocol[A, W, S]):
         """
         ...
 
+    def bounded_linear(self, step: S, x: A, weight: W, bounds: W) -> A:
+        """Returns the product of x within bounds, within others: [rows, out_features].
+
+        Beyond its bounds, a number becomes the nearer of both.
+
+        Args:
+            step: As for `linear`; no token has an adapter.
+            x: [rows, in_features].
+            weight: [out_features, in_features].
+            bounds: [4]: the least and the most of x, then of the product.
+        """
+        ...
+
+    def bounded_gated_linear(
+        self,
+        step: S,
+        x: A,
+        weights: tuple[W, W],
+        bounds: tuple[W, W],
+        activation: ActivationFunction,
+    ) -> A:
+        """Returns activation(gate) * up, [rows, intermediate_size], of two such products of x.
+
+        Args:
+            step: As for `bounded_linear`.
+            x: [rows, in_features].
+            weights: Of gate and of up, [intermediate_size, in_features] each.
+            bounds: Theirs, [4] each.
+            activation: Of the gate.
+        """
+        ...
+
     def gated_linear(
         self,
         step: S,
