@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 
 import rocmforge_hip
+from rocmforge.backend.protocol import LoadOptions
 from rocmforge.errors import EngineError
 from rocmforge_hip.backend import create
 from rocmforge_hip.device.driver import ArgumentBuffer
@@ -36,6 +37,7 @@ from tests.support.loading import load_file
 from tests.support.options import SMALL
 
 OPTIONS = replace(SMALL, max_batched_tokens=64, kv_blocks=8)
+PLAIN = replace(OPTIONS, graphs="off")  # every step goes through Python
 TOKENS = 6
 BLOCKS = [1, 2]
 
@@ -66,8 +68,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(fitting(by_name("llama")), tmp_path_factory.mktemp("bugs"))
 
 
-def load(model: Path) -> HipRunner:
-    runner = load_file(create(), model, OPTIONS)
+def load(model: Path, options: LoadOptions = OPTIONS) -> HipRunner:
+    runner = load_file(create(), model, options)
     assert isinstance(runner, HipRunner)
     return runner
 
@@ -170,7 +172,7 @@ def test_memory_that_is_allocated_in_a_forward_pass_is_counted(
         return real(self, x, weight, bias)
 
     leaked: list[PinnedBuffer] = []
-    with closing(load(model)) as runner:
+    with closing(load(model, PLAIN)) as runner:
         driver = Driver(runner)
         driver.run(Chunk(tokens=PROMPT[:20], blocks=BLOCKS))
         before = runner.driver.allocations
@@ -226,7 +228,7 @@ def test_a_round_trip_within_a_layer_is_counted(
         runner.driver.copy_to_host(there.address, x.f32.address, 64, runner._device.stream)
         return real(self, x, weight, bias)
 
-    with closing(load(model)) as runner:
+    with closing(load(model, PLAIN)) as runner:
         there = PinnedBuffer(runner.driver, 64, "a look at the residual")
         driver = Driver(runner)
         driver.run(Chunk(tokens=PROMPT[:20], blocks=BLOCKS))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
@@ -20,13 +21,15 @@ from rocmforge_hip.run.shapes import graph_sizes
 from rocmforge_hip.run.trials import graph_check
 from tests.backend.driving import GREEDY, Chunk, Driver, Want
 from tests.data.models.tiny_adapters import TinyAdapter, write_adapter
-from tests.data.models.tiny_models import PROMPT, by_name, write_model
+from tests.data.models.tiny_models import PROMPT, TinyModel, by_name, write_model
+from tests.data.models.tiny_recurrent import larger_delta
 from tests.e2e.hip.test_hip_models import FLOAT_TOLERANCE
 from tests.support.hip import fitting
 from tests.support.host_platform import HostPlatform
 from tests.support.loading import load_file
 from tests.support.options import SMALL
 
+LONG_PROMPT = PROMPT * 2
 ALONE = replace(SMALL, max_sequences=1, graphs="auto")
 
 
@@ -83,7 +86,7 @@ def last_operation(runner: HipRunner) -> int:
 def test_replays_that_are_right_are_used(stack: ExitStack, model: Path) -> None:
     runner = load(stack, model, ALONE)
     assert runner.info.graphs == "checked"
-    assert "4 of 4 checked in" in runner.info.notes[-1]
+    assert "6 of 6 checked in" in runner.info.notes[-1]
     first = Driver(runner).run(Chunk(tokens=[7], blocks=[1])).cost
     assert first is not None
     assert first.gap_ns == 0, "the check is no step"
@@ -124,6 +127,48 @@ def test_draft_tokens_are_checked_in_a_replay_and_score_as_in_decodes(
     for output in (driver.run(together), driver.run(few, other)):
         assert output.cost is not None
         assert output.cost.launches <= 5, "a replay, and what comes before and behind it"
+
+
+def short_prompts(runner: HipRunner) -> tuple[list[float], list[int]]:
+    """Log-probabilities behind short parts of prompts, alone and beside decodes, and launches."""
+    driver, want = Driver(runner), Want(target=9, num_logprobs=0)
+
+    def part(row: int, start: int, count: int) -> Chunk:
+        tokens, blocks = LONG_PROMPT[start + row : start + row + count], range(row, 12, 4)
+        return Chunk(tokens=tokens, start=start, blocks=blocks, wants=[want], state_slot=row)
+
+    steps = [
+        [part(0, 0, 14)],
+        [part(0, 14, 11)],  # in the shape of the step before
+        [part(1, 0, 9)],
+        [part(0, 25, 1), part(2, 0, 10)],
+        [part(2, 10, 12), part(0, 26, 1), part(1, 9, 1)],
+        [part(2, 22, 21), part(1, 10, 1)],
+        [part(1, 11, 33)],
+        [part(0, 27, 1), part(3, 0, 9), part(1, 44, 1), part(2, 43, 1)],  # and one that is padding
+    ]
+    outputs = [driver.run(*step) for step in steps]
+    costs = [output.cost for output in outputs]
+    found = [logprob for output in outputs for logprob in row_logprobs(output)]
+    return found, [cost.launches for cost in costs if cost is not None]
+
+
+@pytest.mark.parametrize(
+    ("name", "sized"),
+    [("llama", fitting), ("qwen35", larger_delta)],
+)
+def test_short_prompts_are_replayed_and_give_the_same_bits(
+    stack: ExitStack, tmp_path: Path, name: str, sized: Callable[[TinyModel], TinyModel]
+) -> None:
+    options = replace(SMALL, max_sequences=6, max_batched_tokens=64, kv_blocks=12)
+    runner = load(stack, write_model(sized(by_name(name)), tmp_path), options)
+    runner.pads_prompts = False
+    expected, plain = short_prompts(runner)
+    runner.pads_prompts = True
+    short_prompts(runner)
+    found, replayed = short_prompts(runner)
+    assert found == expected
+    assert max(replayed) <= 5 < min(plain), "the tokens, a replay, and what samples"
 
 
 @pytest.mark.parametrize("part", [0, 0.5, 1])
@@ -179,8 +224,8 @@ def test_long_contexts_and_adapters_are_checked_too(
         adapters=(AdapterSpec(name="a", path=str(adapter)),),
     )
     runner = load(stack, write_model(recipe, tmp_path), options)
-    # Two lengths, with the adapter and without, four kinds of sampling.
-    assert "16 of 16 checked" in runner.info.notes[-1]
+    # Two lengths, with the adapter and without, four kinds of sampling; two prompts.
+    assert "18 of 18 checked" in runner.info.notes[-1]
 
 
 def test_the_check_ends_in_time_and_says_how_far_it_came(
@@ -189,7 +234,7 @@ def test_the_check_ends_in_time_and_says_how_far_it_came(
     monkeypatch.setattr(graph_check, "MOST_SECONDS", 0.0)
     runner = load(stack, model, ALONE)
     assert (runner.info.graphs, launches(runner)) == ("checked", 2)
-    assert "1 of 4 checked" in runner.info.notes[-1]
+    assert "1 of 6 checked" in runner.info.notes[-1]
 
 
 def test_a_device_that_fails_in_the_check_keeps_nothing(

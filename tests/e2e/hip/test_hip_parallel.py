@@ -193,7 +193,7 @@ def test_devices_check_graphs_together_until_the_time_of_one_is_over(
     monkeypatch.setattr(graph_check, "MOST_SECONDS", 0.0)  # the other process does not see this
     runner = load(stack, model, tensor_parallel=RANKS, graphs="auto")
     assert runner.info.graphs == "checked"
-    assert "1 of 6 checked" in runner.info.notes[-1]
+    assert "1 of 8 checked" in runner.info.notes[-1]
     assert pipelined(runner, 4) == expected
 
 

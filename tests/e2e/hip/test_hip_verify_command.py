@@ -43,7 +43,7 @@ def test_the_report_names_device_checks_and_model(
     lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
     assert {"device", "target", "wave", "HIP", "take_rows", "model", "load"} <= lines.keys()
     assert lines["prefill"].startswith("ok")
-    assert lines["graphs"].startswith("ok     6 of 6 checked in ")
+    assert lines["graphs"].startswith("ok     8 of 8 checked in ")
     assert "100.0% of 16 generated tokens; mean KL" in lines["decode,"]
     assert "ok     the first 4, 4, 4, 4 of 4 tokens are" in lines["greedy,"]
     assert lines["result"].startswith("PASSED")

@@ -15,7 +15,13 @@ import pytest
 from rocmforge.backend.step import MAX_KEPT_STATES, NO_SLOT, StepInput
 from rocmforge_hip.device.memory import DeviceArray, HostCopies
 from rocmforge_hip.device.records import named_leaves
-from rocmforge_hip.ops.step import ListSizes, SamplingNeeds, StepLayout, StepShape
+from rocmforge_hip.ops.step import (
+    ListSizes,
+    SamplingNeeds,
+    StateLaunch,
+    StepLayout,
+    StepShape,
+)
 from rocmforge_hip.ops.step_output import OutputLayout
 from rocmforge_hip.run.checked_drafts import as_decodes
 from rocmforge_hip.run.embeddings import RowStaging
@@ -84,6 +90,27 @@ def test_prefills_and_decodes_are_told_apart() -> None:
     arrays = packed(chunks, shape)
     assert arrays["decodes"][:1] == [1]
     assert arrays["prefills"][:2] == [0, 2]
+
+
+def test_padding_of_decodes_stands_behind_a_prompt_among_them() -> None:
+    step = stateful((1, 0, 0), (3, 1, 1), (1, 2, 2))
+    shape = StepShape(
+        tokens=12,
+        sequences=5,
+        rows=5,
+        blocks=2,
+        decodes=4,
+        prefills=1,
+        longest_prefill=8,
+        state_launches=(StateLaunch(4, 1), StateLaunch(1, 8)),
+    )
+    arrays = packed_step(step, shape)
+    assert arrays["query_start"] == [0, 1, 4, 5, 5, 5]
+    assert arrays["decodes"][:4] == [0, 2, 3, 4]
+    assert arrays["prefills"][:1] == [1]
+    assert arrays["in_turn"] == [0, 2, 3, 4, 1]
+    assert arrays["state_reads"] == [0, 1, 2, NO_SLOT, NO_SLOT]
+    assert arrays["slots"][5:] == [-1] * 7
 
 
 def stateful(*rows: tuple[int, int, int]) -> StepInput:

@@ -1,4 +1,4 @@
-"""Captured decode steps: what is the same in every step of a bucket is recorded once."""
+"""Captured steps: what is the same in every step of a bucket is recorded once."""
 
 from __future__ import annotations
 

@@ -357,9 +357,11 @@ def _contents(
     """Returns the values and the padding of every array but those of several dimensions."""
     new_tokens = np.diff(step.query_start)
     batch, nothing = step.sampling, np.zeros(0, np.int32)
-    # The decodes of a graph stand first, so its padding is the sequences behind them.
+    # The padding of a graph is decodes, whose sequences stand behind those of the step.
     decodes = np.flatnonzero(new_tokens == 1)
-    padding = np.arange(len(decodes), shape.decodes)
+    padding = step.num_sequences + np.arange(shape.decodes - len(decodes), dtype=np.int32)
+    of_states = in_turn(step)[0] if shape.state_launches else nothing
+    of_states = np.concatenate((of_states[: len(decodes)], padding, of_states[len(decodes) :]))
     tiles, order = tile_rows(step.token_adapters) if shape.lora_tiles else (nothing, nothing)
     with np.errstate(divide="ignore"):
         log_min_p = np.log(batch.min_p)
@@ -375,7 +377,7 @@ def _contents(
         decodes=(np.concatenate((decodes, padding)), 0),
         teams=(nothing if teams is None else teams, 0),
         prefills=(np.flatnonzero(new_tokens > 1), 0),
-        in_turn=(in_turn(step)[0] if shape.state_launches else nothing, 0),
+        in_turn=(of_states, 0),
         seen_ends=(step.seen_ends, 0),
         state_reads=(whole.state_reads, NO_SLOT),
         state_writes=(whole.state_writes, NO_SLOT),

@@ -149,6 +149,8 @@ class HipRunner:
         """Whether sequences may read together what they share, if `shared_prefix` allows it."""
         self.replays = replays
         """Whether steps of decodes are replayed from graphs, or launched as others are."""
+        self.pads_prompts = replays
+        """Whether short prompts, too, are computed in the shapes of graphs."""
         self.variants = StepVariants.always("plain")
         """The variants of such steps."""
         sampling = model.arena.sampling
@@ -189,7 +191,7 @@ class HipRunner:
             variants: If these change.
         """
         self._info = info
-        self.replays = replays
+        self.replays = self.pads_prompts = replays
         self.variants = variants or self.variants
         if not replays:
             self._graphs.close()
@@ -318,7 +320,7 @@ class HipRunner:
             self._copies.before_step(step)
         whole, step = step, as_decodes(step, self._limits.sequences)
         needs = SamplingNeeds.of(step.sampling)
-        bucket = self._shapes.of_graph(step, whole)
+        bucket = self._shapes.of_graph(step, whole, prompts=self.pads_prompts)
         shape = bucket or self._shapes.exact(step)
         teams = self._teams_of(step)
         shape = replace(shape, has_teams=teams is not None)
@@ -333,7 +335,7 @@ class HipRunner:
         is_masked_later = step.sampling.is_masked_later
         size = layout.masks.offset if is_masked_later else layout.nbytes
         driver.copy_to_device(model.inputs.address, lane.inputs.address, size, stream)
-        variant = self.variants.of(shape) if bucket else PLAIN
+        variant = self.variants.of(shape) if bucket and not shape.prefills else PLAIN
         # Where one launch does all, it takes a token's index for what it rotates by.
         if step is not whole or len(step.axis_positions) or _reads_new_keys(step):
             variant = replace(variant, fuses_attention=False)
@@ -400,7 +402,8 @@ class HipRunner:
             return self._forward(step, model)
         needs, arena = step.needs, model.arena
         # Penalties, biases, masks and processors come with arrays whose sizes are not the shape's.
-        is_sampled = not needs.adjusts
+        # Behind a prompt, a few launches more are not worth a graph for each kind of sampling.
+        is_sampled = not (needs.adjusts or step.shape.prefills)
 
         def launch() -> None:
             rows = self._forward(step, model).logits

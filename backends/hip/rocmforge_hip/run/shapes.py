@@ -9,7 +9,7 @@ import numpy as np
 from rocmforge.backend.step import MAX_KEPT_STATES, StepInput
 from rocmforge_hip.device.constants import BLOCK_TOKENS
 from rocmforge_hip.ops.activations import StepLimits
-from rocmforge_hip.ops.step import PredictorUse, StepShape, in_turn
+from rocmforge_hip.ops.step import PredictorUse, StateLaunch, StepShape, in_turn
 from rocmforge_hip.weights.adapters import most_tiles, tile_rows
 from rocmforge_hip.weights.formats import ceil_div, round_up
 
@@ -17,6 +17,10 @@ MIN_GRAPH_BLOCKS: Final = 8
 """Blocks of the longest sequence that the smallest graphs have room for."""
 _CHECKED_TOKENS: Final = 8
 """Of graphs that check drafts of models with states, tokens of a sequence: multiples of this."""
+PROMPT_SIZES: Final = (8, 16, 32, MAX_KEPT_STATES, 64, 128)
+"""New tokens of a prompt that graphs have room for; longer ones keep a device busy.
+
+States are taken in one after the other up to MAX_KEPT_STATES, and then in chunks."""
 _BUCKETS: Final = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 
 
@@ -39,33 +43,37 @@ class StepShapes:
         """Returns the shape of a step that is not a graph's, without padding."""
         return exact_shape(step, self._predictor(step), has_axes=self._has_axes)
 
-    def of_graph(self, step: StepInput, whole: StepInput) -> StepShape | None:
-        """Returns the shape of the graph for a step of decodes, None for any other step.
+    def of_graph(
+        self, step: StepInput, whole: StepInput, *, prompts: bool = True
+    ) -> StepShape | None:
+        """Returns the shape of the graph for a step, None if it is none of a graph's.
+
+        Graphs are for decodes, and for a short part of one prompt, alone or beside decodes.
 
         Args:
             step: The step.
             whole: What it was before `as_decodes`.
+            prompts: Whether there are graphs for prompts.
         """
-        count = step.num_sequences
-        if step.num_tokens != count or len(step.logit_rows) != count:
-            return None
         if step.goes_on.any():
             return None  # one launch takes all of a graph
         if len(step.hidden_ranges) or len(step.embedding_tokens):
+            return None
+        if step.num_tokens > step.num_sequences:
+            return self._of_prompt(step) if prompts else None
+        count = step.num_sequences
+        if len(step.logit_rows) != count:
             return None
         size = self._size_for(count)
         checked = longest_checked = 0
         if step is not whole and len(whole.state_reads):
             checked = self._size_for(whole.num_sequences)
             longest_checked = _longest_checked(int(np.diff(whole.query_start).max()))
-        blocks = ceil_div(int(step.context_len.max()), BLOCK_TOKENS)
-        most = ceil_div(self._limits.context, BLOCK_TOKENS)
-        blocks = min(max(1 << (blocks - 1).bit_length(), MIN_GRAPH_BLOCKS), most)
         return StepShape(
             tokens=size,
             sequences=size,
             rows=size,
-            blocks=blocks,
+            blocks=self._blocks_for(step, 2),
             decodes=size,
             prefills=0,
             longest_prefill=0,
@@ -76,6 +84,49 @@ class StepShapes:
             window_groups=len(step.window_tables),
             has_axes=self._has_axes,
         )
+
+    def _of_prompt(self, step: StepInput) -> StepShape | None:
+        """Returns the shape of the graph for a part of one prompt, and decodes if there are."""
+        counts, limits = np.diff(step.query_start), self._limits
+        longest, decodes = int(counts.max()), step.num_sequences - 1
+        if step.num_tokens != longest + decodes or longest > PROMPT_SIZES[-1]:
+            return None  # there are several
+        if decodes >= limits.sequences or len(step.logit_rows) > step.num_sequences:
+            return None
+        longest = next(size for size in PROMPT_SIZES if longest <= size)
+        decodes = min(self._size_for(decodes), limits.sequences - 1) if decodes else 0
+        if longest + decodes > min(limits.tokens, PROMPT_SIZES[-1]):
+            return None
+        of_decodes = (StateLaunch(decodes, 1),) if decodes else ()
+        return StepShape(
+            tokens=decodes + longest,
+            sequences=decodes + 1,
+            rows=decodes + 1,
+            blocks=self._blocks_for(step, 4),
+            decodes=decodes,
+            prefills=1,
+            longest_prefill=longest,
+            state_launches=(*of_decodes, StateLaunch(1, longest)) if len(step.state_reads) else (),
+            lora_tiles=(
+                most_tiles(decodes + longest, limits.adapters) if len(step.adapters) else 0
+            ),
+            predictor=self._predictor(step),
+            window_groups=len(step.window_tables),
+            has_axes=self._has_axes,
+        )
+
+    def _blocks_for(self, step: StepInput, growth: int) -> int:
+        """Returns the blocks of a sequence that the smallest graph for a step has room for.
+
+        Args:
+            step: The step.
+            growth: How many times as much the next larger graph has room for.
+        """
+        needed = ceil_div(int(step.context_len.max()), BLOCK_TOKENS)
+        blocks = MIN_GRAPH_BLOCKS
+        while blocks < needed:
+            blocks *= growth
+        return min(blocks, ceil_div(self._limits.context, BLOCK_TOKENS))
 
     def _size_for(self, sequences: int) -> int:
         """Returns the sequences of the smallest graph that has room for so many."""

@@ -16,11 +16,13 @@ from rocmforge.backend.windows import with_windows
 from rocmforge_hip.device.constants import BLOCK_TOKENS
 from rocmforge_hip.ops.activations import StepLimits
 from rocmforge_hip.run.runner import HipRunner
-from rocmforge_hip.run.shapes import MIN_GRAPH_BLOCKS, graph_sizes
+from rocmforge_hip.run.shapes import MIN_GRAPH_BLOCKS, PROMPT_SIZES, graph_sizes
+from rocmforge_hip.weights.formats import ceil_div
 
 TURNS: Final = 3
 """Different steps of each case."""
 _TOP_LOGPROBS: Final = 1  # with the chosen token's, this depends on every logit of the row
+_PROMPTS: Final = 2  # sizes: products of few rows, and of more
 _SEEN: Final = 4  # tokens of a row that has a penalty
 
 
@@ -33,8 +35,11 @@ class TrialCase(NamedTuple):
     has_adapters: bool
     all_long: bool = False  # or one of them, another in each turn
     has_teams: bool = False  # if the runner has them: sequences read together what they share
+    prompt: int = 0  # new tokens of its one sequence, if it is a prompt
 
     def __str__(self) -> str:
+        if self.prompt:
+            return f"a prompt of {self.prompt} tokens"
         adapters = " with adapters" if self.has_adapters else ""
         teams = " in teams" if self.has_teams else ""
         return (
@@ -97,6 +102,15 @@ class TrialSteps:
                 yield from (TrialCase(count, blocks, kind, adapted) for kind in kinds)
             if self._reads_together(count):
                 yield TrialCase(count, lengths[-1], kinds[-1], False, all_long=True, has_teams=True)
+        for size in PROMPT_SIZES[:_PROMPTS]:
+            if self._has_room(size):
+                yield TrialCase(1, ceil_div(size, BLOCK_TOKENS), "greedy", False, prompt=size)
+
+    def _has_room(self, prompt: int) -> bool:
+        """Returns whether such a prompt fits behind the shared blocks, in others in each turn."""
+        blocks = self._shared + TURNS + ceil_div(prompt, self._block_size)
+        fits = self._shared * self._block_size + prompt <= self._limits.context
+        return fits and blocks <= self._num_blocks and prompt <= self._limits.tokens
 
     def _reads_together(self, count: int) -> bool:
         """Returns whether so many sequences of the longest kind read what they share once."""
@@ -127,6 +141,12 @@ class TrialSteps:
 
     def step(self, case: TrialCase, turn: int) -> StepInput:
         """Makes a step, the same one for the same arguments."""
+        if case.prompt:
+            first = turn % (self._shared + 1)  # behind so many of the shared blocks
+            end = first * self._block_size + case.prompt - turn
+            blocks = np.arange(ceil_div(end, self._block_size))
+            blocks[first:] += self._shared - first + turn
+            return self.prompt(first * self._block_size, end, draws=True, blocks=blocks)
         count, shared, longest = case.sequences, self._shared, case.blocks // self._parts
         rng = np.random.default_rng((count, case.blocks, turn))
         rows = np.arange(count)
@@ -156,19 +176,36 @@ class TrialSteps:
         )
         return with_windows(trial, self._info)
 
-    def prompt(self, first: int, end: int, *, draws: bool = False) -> StepInput:
-        """Makes a step of a prompt's tokens from `first` to `end`; it may draw the next token."""
+    def prompt(
+        self,
+        first: int,
+        end: int,
+        *,
+        draws: bool = False,
+        blocks: npt.NDArray[np.int_] | None = None,
+    ) -> StepInput:
+        """Makes a step of a prompt's tokens from `first` to `end`.
+
+        Args:
+            first: The first of them.
+            end: Behind the last.
+            draws: Whether the next token is drawn.
+            blocks: Of the cache, if they are not the first ones.
+        """
         tokens = np.arange(first, end, dtype=np.int32)
         drawn = tokens[len(tokens) - draws :]
+        if blocks is None:
+            blocks = np.arange(ceil_div(end, self._block_size))
+        slots = blocks[tokens // self._block_size] * self._block_size + tokens % self._block_size
         trial = StepInput(
             step_id=0,
             token_ids=tokens % np.int32(self._info.vocab_size),
             token_source=np.full(len(tokens), NO_SOURCE, np.int32),
             positions=tokens,
-            slot_mapping=tokens.astype(np.int64),
+            slot_mapping=slots.astype(np.int64),
             query_start=np.array([0, len(tokens)], np.int32),
             context_len=np.array([end], np.int32),
-            block_table=np.arange(-(-end // self._block_size), dtype=np.int32)[None],
+            block_table=blocks[None].astype(np.int32),
             logit_rows=drawn - first,
             sampling=self._sampling("greedy", drawn, 0, np.random.default_rng(0)),
             state_reads=self._states(np.zeros(1, int)),
