@@ -139,7 +139,12 @@ class Recorder:
     def note(self, event: TokenEvent) -> None:
         """Records an event."""
         entry = self._entries.get(event.request_id)
-        if entry is None or entry.has_embeddings:
+        if entry is None:
+            return
+        has_nan = event.is_without_token and _may_draw_anything(entry.sampling)
+        if has_nan:
+            self._sink.found_nan()
+        if entry.has_embeddings:
             return
         room = LONGEST - len(entry.tokens)
         if event.recorded and room > 0:
@@ -151,8 +156,7 @@ class Recorder:
             if event.request_id in self._chosen:
                 self._running.add(event.request_id)
         entry.tokens += event.token_ids
-        if event.is_without_token and _may_draw_anything(entry.sampling):
-            self._sink.found_nan()
+        if has_nan:
             self._hand_in(event.request_id, entry, is_broken=len(entry.tokens) < LONGEST)
 
     def close(self, request_id: int) -> None:

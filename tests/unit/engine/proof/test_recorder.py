@@ -205,7 +205,9 @@ def test_prompts_with_embeddings_are_skipped_and_counted() -> None:
     assert not opened(recorder, structs.replace(request(1), prompt=Prompt(spans=(span,))))
     assert sink.skipped == 1
     recorder.note(event(1, is_recorded=False))
+    recorder.note(TokenEvent(request_id=1, finish_reason=FinishReason.ERROR, is_without_token=True))
     recorder.close(1)
+    assert sink.nans == 1, "that needs no computation"
     assert not sink.samples
 
 
