@@ -163,6 +163,7 @@ def _chosen(
         "quantised": tuple(format for format in formats if format.is_quantised),
         "float": tuple(format for format in formats if not format.is_quantised),
         "mixed": tuple(format for format in formats if format.is_mixed),
+        "streamed": tuple(format for format in formats if format.is_streamed),
         "experts": tuple(f for f in formats if f.has_deferred_experts),
     }
     if group not in groups:

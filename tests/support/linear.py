@@ -125,12 +125,14 @@ def multiply_few(
     slices: int = 1,
     block: int = 64,
     block_rows: int = 16,
+    grid: int | None = None,
     bias: Float32 | None = None,
     out_halves: tuple[DeviceArray | None, ...] = (),
 ) -> Float32:
     """What a kernel for few rows makes of x, as it is or, of quantised formats, in int8.
 
-    block_rows: stored rows of a block. out_halves: one argument for kernels that may write halves.
+    block_rows: stored rows of a block, unless a grid is given. out_halves: one argument for kernels
+    that may write halves.
     """
     rows = x.shape[0]
     out = device.empty((rows, layer.out_features), np.float32, "out")
@@ -151,7 +153,7 @@ def multiply_few(
         layer.out_features,
         layer.quant_blocks,
         layer.activation,
-        grid=layer.stored_rows // block_rows,
+        grid=grid or layer.stored_rows // block_rows,
         block=block,
     )
     return out.get()

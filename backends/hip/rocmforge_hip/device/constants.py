@@ -22,6 +22,10 @@ GEMM_COLUMNS: Final = 128
 """Stored rows of a matrix that a block of GEMM multiplies with."""
 WIDE_GEMM_ROWS: Final = 256
 """Of activations, that a block of GEMM takes where there are kernels for very many."""
+STREAMED_ROWS: Final = 8
+"""Of activations, slices included, that int8 products multiply whose waves copy weights ahead."""
+STREAMED_QUANT_BLOCKS: Final = 224
+"""Of a row of such a matrix, at most."""
 BLOCK_TOKENS: Final = 32
 """Of a block of the cache."""
 ATTENTION_ROWS: Final = 128
@@ -63,6 +67,8 @@ IN_HEADERS: Final = MappingProxyType(
         "kGateRows": GATE_ROWS,
         "kTileColumns": GEMM_COLUMNS,
         "kWideTileRows": WIDE_GEMM_ROWS,
+        "kStreamRows": STREAMED_ROWS,
+        "kStreamQuantBlocks": STREAMED_QUANT_BLOCKS,
         "kBlockTokens": BLOCK_TOKENS,
         "kAttentionRows": ATTENTION_ROWS,
         "kAttentionValues": ATTENTION_VALUES,

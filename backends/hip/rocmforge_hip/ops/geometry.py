@@ -46,6 +46,7 @@ _MIN_PART_TOKENS: Final = 1024
 _MATRIX_ROWS: Final = 5  # below, GEMV was not measured to be slower
 _MATRIX_THREADS_PER_CU: Final = 512
 _WIDE_BLOCKS_PER_CU: Final = 4
+_STREAMED_ROWS_PER_CU: Final = 192
 _ROUTE_LOGITS_PER_CU: Final = 960
 _LEAST_WIDE_ROWS: Final = 512  # of a GEMM; below, blocks of so many rows leave units idle
 _WIDE_STEP: Final = 2  # quant blocks that they multiply at once
@@ -78,7 +79,8 @@ class Geometry:
     multiply rather than GEMV; 0 stands for none. `least_prefill_split` is that of tokens;
     `least_wide_blocks` that of blocks of ROW_ALIGN stored rows, of which int8 matrix instructions
     take more at once; `least_route_logits` that of a router's logits that GEMM makes;
-    `least_wide_rows` that of a GEMM's rows that are taken WIDE_GEMM_ROWS at a time; 0 stands for
+    `least_wide_rows` that of a GEMM's rows that are taken WIDE_GEMM_ROWS at a time;
+    `least_streamed_rows` that of stored rows that waves of int8 products copy ahead; 0 stands for
     what was measured to be worth it. `has_warpgroups` says whether GEMM has the matrix instructions
     of warpgroups (kernels/include/rf/warpgroup.h).
     """
@@ -89,6 +91,7 @@ class Geometry:
     least_wide_blocks: int = 0
     least_route_logits: int = 0
     least_wide_rows: int = 0
+    least_streamed_rows: int = 0
     has_warpgroups: bool = False
 
     def attention(
@@ -209,6 +212,11 @@ class Geometry:
         """Returns whether blocks of ROW_ALIGN stored rows of int8 products fill the device."""
         least = self.least_wide_blocks or _WIDE_BLOCKS_PER_CU * self.compute_units
         return stored_rows // ROW_ALIGN >= least
+
+    def streams(self, stored_rows: int) -> bool:
+        """Returns whether a block to each compute unit is faster for int8 products of few rows."""
+        least = self.least_streamed_rows or _STREAMED_ROWS_PER_CU * self.compute_units
+        return self.has_warpgroups and stored_rows >= least
 
     def routes_by_gemm(self, logits: int) -> bool:
         """Returns whether so many logits of a router, of all tokens together, fill a GEMM."""

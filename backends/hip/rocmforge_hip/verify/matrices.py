@@ -47,6 +47,9 @@ def groups() -> Iterator[Group]:
     for name in ("q4_k", "q6_k"):
         recipe = replace(square, format=name, least_wide_blocks=1)
         yield Group(recipe, tuple(_wide_cases(name)))
+    for name in (name for name, format in FORMATS.items() if format.is_streamed):
+        recipe = replace(square, format=name, least_streamed_rows=1)
+        yield Group(recipe, tuple(_streamed_cases(name)))
     # As very many rows are multiplied, on devices that take more of them at once.
     quantised = [name for name, format in FORMATS.items() if format.is_quantised]
     for name, other in zip_longest(quantised[::2], quantised[1::2], fillvalue=""):
@@ -114,6 +117,14 @@ def _wide_cases(format: str) -> Iterator[Case]:
     for rows, op, limit in ((7, "gated gemv", _FLOAT_SUM), (16, "gated gemm", _HALF_RESULT)):
         gated = partial(_gated, rows=rows, kind=ActivationFunction.SILU)
         yield Case(op, f"{format}, wide, {_rows(rows)}", limit, gated)
+
+
+def _streamed_cases(format: str) -> Iterator[Case]:
+    """Yields products whose waves copy weights ahead, where there are such."""
+    name = f"{format}, copied ahead"
+    yield Case("gemv", f"{name}, 8 rows", _FLOAT_SUM, partial(_linear, rows=8))
+    gated = partial(_gated, rows=7, kind=ActivationFunction.SILU)
+    yield Case("gated gemv", f"{name}, 7 rows", _FLOAT_SUM, gated)
 
 
 def _joined_cases(slices: str, counts: tuple[int, ...], rounding: float) -> Iterator[Case]:

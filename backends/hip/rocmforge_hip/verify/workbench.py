@@ -83,6 +83,7 @@ class Recipe:
     least_wide_blocks: int = 0
     least_route_logits: int = 0
     least_wide_rows: int = 0
+    least_streamed_rows: int = 0
     experts: ExpertsConfig | None = None  # in place of a dense network
     device_experts: float = 1.0  # share of them; the others are on the host
     latent: LatentConfig | None = None  # with head_dim and value_dim of the cache's rows
@@ -109,6 +110,7 @@ class Workbench:
             least_wide_blocks=recipe.least_wide_blocks,
             least_route_logits=recipe.least_route_logits,
             least_wide_rows=recipe.least_wide_rows,
+            least_streamed_rows=recipe.least_streamed_rows,
         )
         free, total = found.info.memory_free, found.info.memory_total
         planned = join_shared(plan_weights(self.weights))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from rocmforge_hip.device.constants import ROW_ALIGN
+from rocmforge_hip.device.constants import ROW_ALIGN, STREAMED_QUANT_BLOCKS, STREAMED_ROWS
 from rocmforge_hip.device.library import KernelLibrary
 from rocmforge_hip.device.memory import DeviceArray
 from rocmforge_hip.kernels import products
@@ -45,6 +45,11 @@ class Int8Products:
             for name in used
             for most in _WIDE_ROWS
         }
+        self._streamed = {
+            name: library.kernel(kernel, products.rf_gemm_int8)
+            for name in used
+            if library.has(kernel := f"rf_gemm_int8_stream_{name}")
+        }
 
     def is_for(self, rows: int, matrix: Matrix) -> bool:
         """Returns whether so many rows are multiplied here of those that GEMV takes too."""
@@ -70,6 +75,14 @@ class Int8Products:
             and self._geometry.has_wide_blocks(matrix.stored_rows)
         )
 
+    def _streams(self, int8_rows: int, matrix: Matrix) -> bool:
+        """Returns whether waves copy so large a matrix ahead, each block that of a compute unit."""
+        return (
+            int8_rows <= STREAMED_ROWS
+            and matrix.quant_blocks <= STREAMED_QUANT_BLOCKS
+            and self._geometry.streams(matrix.stored_rows)
+        )
+
     def multiply(
         self,
         x: Activation,
@@ -84,7 +97,12 @@ class Int8Products:
         out = empty(result, x.rows, matrix.out_features, half=half)
         q, scale = self._forms.int8(x)
         name, int8_rows = matrix.format.name, x.rows * self._forms.slices
-        if self._geometry.has_wide_blocks(matrix.stored_rows):
+        streamed = self._streamed.get(name)
+        if streamed is not None and self._streams(int8_rows, matrix):
+            kernel = streamed
+            blocks = min(self._geometry.compute_units, matrix.stored_rows // GEMV_OUTPUTS)
+            threads = kernel.max_threads
+        elif self._geometry.has_wide_blocks(matrix.stored_rows):
             kernel = self._wide[name, next(n for n in _WIDE_ROWS if int8_rows <= n)]
             blocks, threads = matrix.stored_rows // ROW_ALIGN, kernel.max_threads
         else:
