@@ -269,8 +269,8 @@ def test_one_short_context_whose_merge_is_long_is_not_split() -> None:
         )
         return found.count
 
-    assert splits(256, 1, 8, 128) == 1
-    assert min(splits(288, 1, 8, 128), splits(256, 2, 8, 128), splits(256, 1, 8, 64)) > 1
+    assert splits(256, 1, 8, 128) == splits(256, 1, 8, 64) == splits(256, 1, 4, 128) == 1
+    assert min(splits(288, 1, 8, 128), splits(256, 2, 8, 128), splits(256, 1, 4, 64)) > 1
 
 
 @pytest.mark.parametrize("rows", [9, 33, 128, 384, 512, 4096])

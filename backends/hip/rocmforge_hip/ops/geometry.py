@@ -35,8 +35,10 @@ _GEMM_BLOCKS_PER_CU: Final = {32: 2, 64: 2, 128: 2}
 _SPLIT_QUANT_BLOCKS: Final = 8
 _SPLIT_ROUND: Final = 64  # tokens that the waves of a block read at once, with most kernels
 _LEAST_ROUNDED: Final = 512  # tokens of a context; below, whole rounds were measured to be slower
-_LONG_MERGE: Final = 8, 128  # heads that share a key and elements of each; such splits cost most
-_LEAST_LONG_MERGED: Final = 257  # tokens of a context; below, one split was measured to be faster
+# Heads that share a key and elements of each, of which one split of one sequence was measured to be
+# faster than several, with fewer tokens of a context than this.
+_ONE_SPLIT: Final = frozenset({(8, 128), (8, 64), (4, 128)})
+_LEAST_MERGED: Final = 257
 _ATTENTION_BLOCKS_PER_CU: Final = 4  # at most
 _PREFILL_BLOCKS_PER_CU: Final = 2  # at most
 _MIN_PREFILL_SPLIT: Final = 512  # tokens, so that putting splits together costs little beside
@@ -120,7 +122,7 @@ class Geometry:
             merged: Heads of a block and elements of each, which a merge has to put together.
         """
         visible = context if window is None else min(context, window + BLOCK_TOKENS)
-        if merged == _LONG_MERGE and sequences == 1 and visible < _LEAST_LONG_MERGED:
+        if merged in _ONE_SPLIT and sequences == 1 and visible < _LEAST_MERGED:
             return AttentionSplit(round_up(visible, BLOCK_TOKENS), 1)
         per_cu = min(blocks_per_cu, _ATTENTION_BLOCKS_PER_CU)
         at_once = max(1, per_cu * self.compute_units // blocks)
