@@ -24,6 +24,7 @@ from rocmforge_hip.ops.linear.gemv import (
     gemv_threads,
     most_rows,
 )
+from rocmforge_hip.ops.linear.streamed_gemv import StreamedGemv
 from rocmforge_hip.ops.operands import empty, f32_of, optional_vector, vector_of
 from rocmforge_hip.weights.formats import FORMAT_NUMBERS, FORMATS, Matrix, MatrixPart, Weight
 
@@ -91,6 +92,7 @@ class MixedGemvKernels:
         formats: Stored types of the matrices.
         gemvs: The kernels for one format each.
         forms: What makes the int8 forms.
+        streamed: What takes some products of one row, on devices that have such kernels.
     """
 
     def __init__(
@@ -100,6 +102,7 @@ class MixedGemvKernels:
         formats: frozenset[str],
         gemvs: GemvKernels,
         forms: FormKernels,
+        streamed: StreamedGemv | None,
     ) -> None:
         self._arena = arena
         self._forms = forms
@@ -121,6 +124,7 @@ class MixedGemvKernels:
             if has_mixed
             else None
         )
+        self._streamed = streamed
         self._gated = {
             most: library.kernel(f"rf_gemv_gated_r{most}", products.rf_gemv_gated)
             for most in GEMV_ROWS
@@ -161,7 +165,10 @@ class MixedGemvKernels:
         launched = (stored_rows // GEMV_OUTPUTS, 1, 1), gemv_threads(quant_blocks)
         if is_norm_later(x):
             assert self._completing is not None
-            self._completing[0].launch(
+            kernel = self._completing[0]
+            if self._streamed is not None and self._streamed.takes(results):
+                kernel, launched = self._streamed.mixed(launched[0][0])
+            kernel.launch(
                 *launched,
                 first=first,
                 second=second,
@@ -196,7 +203,10 @@ class MixedGemvKernels:
         launched = (matrix.out_features // QUANT_BLOCK, 1, 1), gemv_threads(matrix.quant_blocks)
         if is_norm_later(x):
             assert self._completing is not None
-            self._completing[1].launch(
+            kernel = self._completing[1]
+            if self._streamed is not None and self._streamed.takes_gated(matrix):
+                kernel, launched = self._streamed.gated(launched[0][0])
+            kernel.launch(
                 *launched,
                 weight=matrix.data,
                 q=q,
@@ -240,10 +250,13 @@ class MixedGemvKernels:
         assert (residual.rows, residual.features) == (product.rows, features)
         out = self.norm_later(residual, weight, eps)
         q, scale = self._forms.int8(product.x)
-        assert self._deferred is not None
-        self._deferred.launch(
+        kernel, threads = self._deferred, TILES_AT_ONCE * gemv_threads(matrix.quant_blocks)
+        if self._streamed is not None and self._streamed.takes_deferred(matrix):
+            kernel, threads = self._streamed.deferred, GEMV_THREADS
+        assert kernel is not None
+        kernel.launch(
             (features // QUANT_BLOCK, 1, 1),
-            TILES_AT_ONCE * gemv_threads(matrix.quant_blocks),
+            threads,
             weight=matrix.data,
             q=q,
             scale=scale,

@@ -31,6 +31,7 @@ from rocmforge_hip.ops.linear.mixed_gemv import (
     UnmadeProduct,
     is_norm_later,
 )
+from rocmforge_hip.ops.linear.streamed_gemv import STREAMED, StreamedGemv
 from rocmforge_hip.ops.operands import optional_vector, part_of
 from rocmforge_hip.weights.formats import Matrix, MatrixPart, Weight
 
@@ -76,7 +77,8 @@ class LinearKernels:
         self.gemm: Final = GemmKernels(library, geometry, arena, formats, self.forms)
         of_gemv = formats if slices else frozenset[str]()
         self._gemv = GemvKernels(library, of_gemv, self.forms)
-        self._mixed = MixedGemvKernels(library, arena, of_gemv, self._gemv, self.forms)
+        streamed = StreamedGemv.of(library, geometry) if of_gemv & STREAMED else None
+        self._mixed = MixedGemvKernels(library, arena, of_gemv, self._gemv, self.forms, streamed)
         self._int8 = Int8Products(library, geometry, of_gemv, self.forms)
 
     def qkv(

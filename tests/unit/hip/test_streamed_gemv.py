@@ -1,0 +1,65 @@
+"""Which products of one row have weights that come through LDS."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from rocmforge_hip.device.memory import DeviceArray, spec
+from rocmforge_hip.ops.geometry import Geometry
+from rocmforge_hip.ops.linear.streamed_gemv import StreamedGemv
+from rocmforge_hip.weights.formats import FORMATS, Matrix
+
+NOTHING = DeviceArray(0, (), spec((), "f4").dtype)
+
+
+class _Library:
+    """Has every kernel, of which three blocks fit on a compute unit."""
+
+    def kernel(self, name: str, arguments: Any) -> Any:
+        return SimpleNamespace(name=name, blocks_at_once=lambda threads: 3)
+
+    def has(self, name: str) -> bool:
+        return True
+
+
+def _matrix(name: str, rows: int, in_features: int) -> Matrix:
+    return Matrix(NOTHING, FORMATS[name], rows, in_features, rows)
+
+
+def _streamed(*, has_warpgroups: bool = True) -> StreamedGemv | None:
+    geometry = Geometry(132, has_warpgroups=has_warpgroups)
+    return StreamedGemv.of(cast(Any, _Library()), geometry)
+
+
+@pytest.fixture
+def streamed() -> StreamedGemv:
+    found = _streamed()
+    assert found is not None
+    return found
+
+
+def test_hopper_alone_has_them() -> None:
+    assert _streamed(has_warpgroups=False) is None
+
+
+def test_all_matrices_of_a_launch_are_in_formats_that_it_knows(streamed: StreamedGemv) -> None:
+    known = [_matrix(name, 1024, 5120) for name in ("q4_k", "q6_k")]
+    assert streamed.takes(known)
+    assert not streamed.takes([*known, _matrix("q5_k", 1024, 5120)])
+    assert not streamed.takes([_matrix("q4_k", 1024, 4096)])
+    assert [streamed.takes_gated(matrix) for matrix in known] == [True, False]
+
+
+@pytest.mark.parametrize(("outputs", "takes"), [(4096, False), (5120, True)])
+def test_sums_are_made_so_where_another_kernel_would_need_a_second_round(
+    streamed: StreamedGemv, outputs: int, takes: bool
+) -> None:
+    assert streamed.takes_deferred(_matrix("q6_k", outputs, 17408)) == takes
+
+
+def test_there_are_no_more_blocks_than_run_at_once(streamed: StreamedGemv) -> None:
+    assert streamed.gated(544)[1] == ((396, 1, 1), 256)
+    assert streamed.mixed(40)[1] == ((40, 1, 1), 256)
