@@ -123,6 +123,12 @@ __device__ __forceinline__ uint32_t table_select(Vec<uint32_t, 4> table, uint32_
   return __nvvm_prmt(four(codes), four(codes >> 16), high_nibbles ? 0x7531u : 0x6420u);
 }
 
+// A constant that ptxas keeps in a register of each lane. It would put it into one of the warp and
+// copy it from there for each use. No lane is above itself.
+__device__ __forceinline__ uint32_t kept(uint32_t constant) {
+  return constant + (__nvvm_read_ptx_sreg_lanemask_eq() & __nvvm_read_ptx_sreg_lanemask_gt());
+}
+
 // zero +- a magnitude of eight, by nibbles: the sign is their highest bit. A selector with that bit
 // gives prmt the sign of the byte, which is 0, in place of the byte: so twice the magnitude of
 // positive ones and zero minus that of all make it, in fewer instructions than a table of sixteen.
@@ -131,9 +137,9 @@ __device__ __forceinline__ uint32_t mirror_select(Vec<uint32_t, 2> magnitudes, i
   const uint32_t zeros = static_cast<uint32_t>(zero) * 0x01010101u;
   const uint32_t unsigned_codes = codes & 0x77777777u;
   const auto four = [&](int shift) {
-    const uint32_t positive = __nvvm_prmt(magnitudes[0], magnitudes[1], codes >> shift);
+    const uint32_t positive = __nvvm_prmt(kept(magnitudes[0]), magnitudes[1], codes >> shift);
     const uint32_t below =
-        __nvvm_prmt(zeros - magnitudes[0], zeros - magnitudes[1], unsigned_codes >> shift);
+        __nvvm_prmt(kept(zeros - magnitudes[0]), zeros - magnitudes[1], unsigned_codes >> shift);
     return positive * 2 + below;
   };
   return __nvvm_prmt(four(0), four(16), high_nibbles ? 0x7531u : 0x6420u);
