@@ -215,6 +215,7 @@ class Bench:
                 out,
                 shape.chosen,
                 shape.hidden_size,
+                1,
                 grid=(-(-shape.hidden_size // 1024), tokens),
                 block=256,
                 stream=stream,

@@ -52,17 +52,67 @@ struct MmaInt8 {
   static __device__ __forceinline__ int lane_column_group() { return lane_id() % 4; }
   static __device__ __forceinline__ int column_place(int column) { return column; }
   static constexpr float kBias = 12582912.0f;
+  static constexpr int kBiasBits = 0x4b400000;
+
+  // All words, with `begin`, of both columns for each row, in the place of the bits of kBias: these
+  // plus what the sums of that column shall have besides.
+  static __device__ __forceinline__ void multiply_from(float (&sums)[kLaneRows][kLaneColumns],
+                                                       Vec<uint32_t, 4> begin,
+                                                       const uint32_t (&w)[kLaneRows][kWords],
+                                                       const uint32_t (&x)[kWords]) {
+    const int first[4] = {static_cast<int>(begin[0]), static_cast<int>(begin[1]),
+                          static_cast<int>(begin[2]), static_cast<int>(begin[3])};
+    int c[4];
+    instruction<0, 2>(c, first, w, x);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) sums[i / 2][i % 2] = __builtin_bit_cast(float, c[i]);
+  }
+
+  // A byte that nothing writes, known to be one without more instructions.
+  static __device__ __forceinline__ uint32_t load_byte(const uint8_t* from) {
+#if RF_HOST
+    return *from;
+#else
+    uint32_t byte;
+    asm volatile("ld.global.nc.u8 %0, [%1];"
+                 : "=r"(byte)
+                 : "l"((const __attribute__((address_space(1))) uint8_t*)from));
+    return byte;
+#endif
+  }
+
+  // zero +- one of eight magnitudes, none above zero, by the nibbles of a word, whose highest bit
+  // is the sign: those of the lower half of the word, then those of the upper, each in their order.
+  static __device__ __forceinline__ Vec<uint32_t, 2> mirror_in_order(Vec<uint32_t, 2> magnitudes,
+                                                                     int zero, uint32_t nibbles) {
+#if RF_HOST
+    const uint32_t low = mirror_select(magnitudes, zero, nibbles, false);
+    const uint32_t high = mirror_select(magnitudes, zero, nibbles, true);
+    return {byte_select(low, high, 0x05010400u), byte_select(low, high, 0x07030602u)};
+#else
+    // As mirror_select, which goes on to separate low nibbles and high ones.
+    const uint32_t zeros = static_cast<uint32_t>(zero) * 0x01010101u;
+    const uint32_t without_signs = nibbles & 0x77777777u;
+    const auto four = [&](int shift) {
+      const uint32_t positive = __nvvm_prmt(kept(magnitudes[0]), magnitudes[1], nibbles >> shift);
+      const uint32_t below =
+          __nvvm_prmt(kept(zeros - magnitudes[0]), zeros - magnitudes[1], without_signs >> shift);
+      return positive * 2 + below;
+    };
+    return {four(0), four(16)};
+#endif
+  }
 
   // Words kFirst to kFirst + kCount - 1 alone.
   template <int kFirst, int kCount>
   static __device__ __forceinline__ void multiply(float (&sums)[kLaneRows][kLaneColumns],
                                                   const uint32_t (&w)[kLaneRows][kWords],
                                                   const uint32_t (&x)[kWords]) {
-    // The bits of kBias, 1.5 * 2^23. A sum that is added to them as an integer gives the float32 of
-    // kBias + sum, which costs less than a conversion.
-    constexpr int kBits = 0x4b400000;
+    // kBiasBits are those of 1.5 * 2^23. A sum that is added to them as an integer gives the
+    // float32 of kBias + sum, which costs less than a conversion.
+    constexpr int kFirstBits[4] = {kBiasBits, kBiasBits, kBiasBits, kBiasBits};
     int c[4];
-    instruction<kFirst, kCount>(c, kBits, w, x);
+    instruction<kFirst, kCount>(c, kFirstBits, w, x);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       sums[i / 2][i % 2] = __builtin_bit_cast(float, c[i]);
@@ -95,13 +145,13 @@ struct MmaInt8 {
     }
   }
   template <int kFirst, int kCount>
-  static __forceinline__ void instruction(int (&c)[4], int first, const uint32_t (&w)[2][2],
-                                          const uint32_t (&x)[2],
+  static __forceinline__ void instruction(int (&c)[4], const int (&first)[4],
+                                          const uint32_t (&w)[2][2], const uint32_t (&x)[2],
                                           const char* file = __builtin_FILE(),
                                           int line = __builtin_LINE()) {
     Operands own{{{w[0][0], w[0][1]}, {w[1][0], w[1][1]}},
                  {x[0], x[1]},
-                 {first, first, first, first},
+                 {first[0], first[1], first[2], first[3]},
                  kFirst,
                  kCount};
     rf_host_wave_compute(&own, lanes, file, line);
@@ -109,20 +159,21 @@ struct MmaInt8 {
   }
 #else
   template <int kFirst, int kCount>
-  static __device__ __forceinline__ void instruction(int (&c)[4], int first,
+  static __device__ __forceinline__ void instruction(int (&c)[4], const int (&first)[4],
                                                      const uint32_t (&w)[2][2],
                                                      const uint32_t (&x)[2]) {
     if constexpr (kCount == 2) {
       asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 "
-          "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%10,%10,%10};"
+          "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%11,%12,%13};"
           : "=r"(c[0]), "=r"(c[1]), "=r"(c[2]), "=r"(c[3])
           : "r"(w[0][0]), "r"(w[1][0]), "r"(w[0][1]), "r"(w[1][1]), "r"(x[0]), "r"(x[1]),
-            "r"(first));
+            "r"(first[0]), "r"(first[1]), "r"(first[2]), "r"(first[3]));
     } else {
       asm("mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 "
-          "{%0,%1,%2,%3}, {%4,%5}, {%6}, {%7,%7,%7,%7};"
+          "{%0,%1,%2,%3}, {%4,%5}, {%6}, {%7,%8,%9,%10};"
           : "=r"(c[0]), "=r"(c[1]), "=r"(c[2]), "=r"(c[3])
-          : "r"(w[0][kFirst]), "r"(w[1][kFirst]), "r"(x[kFirst]), "r"(first));
+          : "r"(w[0][kFirst]), "r"(w[1][kFirst]), "r"(x[kFirst]), "r"(first[0]), "r"(first[1]),
+            "r"(first[2]), "r"(first[3]));
     }
   }
 #endif

@@ -59,6 +59,8 @@ ROUTE_SIGMOID: Final = 1
 ROUTE_SOFTMAX_OF_CHOSEN: Final = 2
 MOST_EXPERTS: Final = 512
 """Of a layer."""
+MOST_SHARED_BLOCKS: Final = 128
+"""Quant blocks of a row, where pairs share what is read of their expert."""
 
 IN_HEADERS: Final = MappingProxyType(
     {
@@ -90,6 +92,7 @@ IN_HEADERS: Final = MappingProxyType(
         "kRouteSigmoid": ROUTE_SIGMOID,
         "kRouteSoftmaxOfChosen": ROUTE_SOFTMAX_OF_CHOSEN,
         "kMostExperts": MOST_EXPERTS,
+        "kMostSharedBlocks": MOST_SHARED_BLOCKS,
     }
 )
 """By their names there."""

@@ -179,6 +179,43 @@ def rf_experts_down(
     """Multiplies int8 rows of pairs with down of their experts, and adds up those of a token."""
 
 
+def rf_experts_shared_gate_up(
+    *,
+    weight: Pointer,
+    places: Pointer | None,
+    q: Pointer,
+    scale: Pointer,
+    chosen: Pointer,
+    gate_bias: Pointer | None,
+    up_bias: Pointer | None,
+    out: Forms,
+    expert_bytes: I64,
+    rows: I32,
+    num_chosen: I32,
+    out_features: I32,
+    quant_blocks: I32,
+    activation: I32,
+) -> None:
+    """Does what `rf_experts_gate_up` does, reading an expert once for several rows."""
+
+
+def rf_experts_shared_down(
+    *,
+    weight: Pointer,
+    places: Pointer | None,
+    q: Pointer,
+    scale: Pointer,
+    chosen: Pointer,
+    bias: Pointer | None,
+    out: Pointer,
+    expert_bytes: I64,
+    pairs: I32,
+    out_features: I32,
+    quant_blocks: I32,
+) -> None:
+    """Multiplies int8 rows of pairs with down of their experts, a result for each pair."""
+
+
 def rf_experts_down_float(
     *,
     weight: Pointer,

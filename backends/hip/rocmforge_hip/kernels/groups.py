@@ -26,6 +26,7 @@ def rf_mix_experts(
     out: Pointer,
     num_chosen: I32,
     hidden_size: I32,
+    is_sorted: I32,
 ) -> None:
     """Adds up what its experts made of each token, weighted."""
 

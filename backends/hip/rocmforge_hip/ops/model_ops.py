@@ -29,6 +29,7 @@ from rocmforge_hip.ops.experts.groups import GroupKernels
 from rocmforge_hip.ops.experts.latent import LatentKernels
 from rocmforge_hip.ops.experts.pairs import PairKernels, empty_mix
 from rocmforge_hip.ops.experts.routing import RouteKernels, UnmadeChoice, UnmadeSum
+from rocmforge_hip.ops.experts.shared import SharedKernels
 from rocmforge_hip.ops.full_attention import FullAttention, UnturnedRows
 from rocmforge_hip.ops.geometry import Geometry, groups_experts
 from rocmforge_hip.ops.linear.bounds import BoundedProducts
@@ -90,7 +91,7 @@ class HipOps:
         averages = config.tower is not None and config.tower.averages
         self._sum_norms = RmsNorms(library, config.norm_eps) if averages else None
         self._lora = Lora(library, arena, self.products, resources.adapters)
-        self._route = self._pairs = self._groups = self._deferred = None
+        self._route = self._pairs = self._groups = self._shared = self._deferred = None
         if arena.experts is not None:
             self._route = RouteKernels(
                 *(library, geometry, arena, config.norm_eps),
@@ -98,6 +99,7 @@ class HipOps:
             )
             of_experts = library, arena, self.products, resources.expert_formats
             self._pairs, self._groups = PairKernels(*of_experts), GroupKernels(*of_experts)
+            self._shared = SharedKernels(*of_experts, self._pairs, self._groups)
             self._deferred = DeferredExperts(
                 library, self.products, self._pairs, resources.expert_formats
             )
@@ -389,6 +391,8 @@ class HipOps:
             assert is_norm_later(x)
             out = empty_mix(self._arena, x.rows, experts)
             return self._deferred.mix(x, chosen, weights, experts, GATES[activation], out)
+        if self._shared is not None and self._shared.multiplies(x.rows, experts):
+            return self._shared.mix(x, chosen, weights, experts, GATES[activation])
         matrix = part_of(experts.down).matrix
         pairs = x.rows * (chosen.features - matrix.num_shared)
         grouped = groups_experts(

@@ -107,9 +107,13 @@ def groups() -> Iterator[Group]:
 
 
 def _mixed(name: str, limit: float, slices: int = 1) -> Iterator[Case]:
-    for tokens in (1, 2, 12):
+    is_shared = slices == 1 and bool(FORMATS[name].exponent_scales)
+    for tokens in (1, 2, 5, 12) if is_shared else (1, 2, 12):
         mix, what = partial(_mix, tokens=tokens), f"{name}, {tokens} tokens"
-        if groups_experts(tokens * _RULE.num_chosen, _RULE.num_experts, slices):
+        if is_shared and tokens > 2:
+            # Some devices have kernels of their own for these; others group them, more exactly.
+            yield Case("shared experts", what, limit, mix)
+        elif groups_experts(tokens * _RULE.num_chosen, _RULE.num_experts, slices):
             yield Case("grouped experts", what, _HALVES, mix)
         else:
             yield Case("experts", what, limit, mix)

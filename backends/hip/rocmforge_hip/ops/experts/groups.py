@@ -87,14 +87,31 @@ class GroupKernels:
                 is_sorted=True,
                 out=self._arrays.products,
             )
-            self._mix.launch(
-                (ceil_div(x.features, _MIX_COLUMNS), stop - start, 1),
-                _MIX_THREADS,
-                y=self._arrays.products,
-                places=self._arrays.pairs.places,
-                weights=factors,
-                out=sums,
-                num_chosen=chosen.features,
-                hidden_size=out.features,
-            )
+            self.add_up(self._arrays.pairs.places, factors, sums)
         return out
+
+    def add_up(
+        self, places: DeviceArray, weights: DeviceArray, out: DeviceArray, *, is_sorted: bool = True
+    ) -> None:
+        """Adds up the products of each token's pairs.
+
+        Args:
+            places: Where the products of pairs are, if they are sorted; else, which there are:
+                int32 [pairs], kElsewhere for those of other devices.
+            weights: float32 [tokens, num_chosen].
+            out: float32 [tokens, hidden_size].
+            is_sorted: Whether products are sorted by expert, and not in the order of pairs.
+        """
+        tokens, num_chosen = weights.shape
+        features = out.shape[1]
+        self._mix.launch(
+            (ceil_div(features, _MIX_COLUMNS), tokens, 1),
+            _MIX_THREADS,
+            y=self._arrays.products,
+            places=places,
+            weights=weights,
+            out=out,
+            num_chosen=num_chosen,
+            hidden_size=features,
+            is_sorted=int(is_sorted),
+        )
