@@ -11,12 +11,19 @@ import ctypes
 import errno
 import os
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Final
 
 from rocmforge.checkpoint.locator import FilePart
 from rocmforge.errors import ModelLoadError
 
+THREADS: Final = 8
+"""How many reads the C library does at a time; the others wait for their turn.
+
+A thread that finds the next read waiting need not be woken for it, and fewer leave more of the
+processor and its memory to the thread that starts copies.
+"""
 _NO_SIGNAL: Final = 1  # SIGEV_NONE
 
 
@@ -36,6 +43,18 @@ class _ControlBlock(ctypes.Structure):
         ("of_library", ctypes.c_byte * 32),
         ("offset", ctypes.c_int64),
         ("reserved", ctypes.c_byte * 32),
+    )
+
+
+class _Limits(ctypes.Structure):
+    """`struct aioinit`, as glibc has it."""
+
+    _fields_ = (
+        ("threads", ctypes.c_int),
+        ("requests", ctypes.c_int),  # that it makes room for at first
+        ("of_library", ctypes.c_int * 4),
+        ("idle_seconds", ctypes.c_int),  # until a thread ends
+        ("reserved", ctypes.c_int),
     )
 
 
@@ -121,11 +140,18 @@ class FileRead:
             self._path = None
 
 
+@cache
 def _library() -> ctypes.CDLL:
-    """Returns the C library, with the types of what is called here."""
+    """Returns the C library, with the types of what is called here.
+
+    Its limits are those of the whole process, and of the first call.
+    """
     library = ctypes.CDLL(None, use_errno=True)
     if not hasattr(library, "aio_read"):  # before glibc 2.34
         library = ctypes.CDLL("librt.so.1", use_errno=True)
+    if hasattr(library, "aio_init"):  # glibc; other libraries have as many threads as reads
+        limits = _Limits(threads=THREADS, requests=64, idle_seconds=1)
+        library.aio_init(ctypes.byref(limits))
     pointer = ctypes.c_void_p
     library.aio_read.argtypes = (pointer,)
     library.aio_error.argtypes = (pointer,)

@@ -74,9 +74,11 @@ def test_huge_pages_go_to_the_device(driver: Driver, stream: int) -> None:
     there = DeviceBuffer(driver, spec((5000,), "u1"), "there")
     target = PinnedBuffer(driver, 5000, "target")
     source = HugePages(driver, 5000, "source")
-    source.pin()
     source.bytes[:] = np.arange(5000) % 251
-    driver.copy_to_device(there.array.address, source.address, 5000, stream)
+    for first, nbytes in ((4096, 904), (0, 4096)):
+        source.pin(first, nbytes)
+        place = there.array.address + first
+        driver.copy_to_device(place, source.address + first, nbytes, stream)
     driver.copy_to_host(target.address, there.array.address, 5000, stream)
     driver.synchronize_stream(stream)
     np.testing.assert_array_equal(target.bytes, source.bytes)

@@ -29,6 +29,7 @@ from rocmforge_hip.backend import create as create_hip
 from rocmforge_hip.device.memory import PinnedBuffer
 from rocmforge_hip.ops import geometry
 from rocmforge_hip.run.runner import HipRunner
+from rocmforge_hip.weights import upload
 from rocmforge_reference import ops as reference_ops
 from tests.backend.driving import Chunk, Driver, Want, make_step
 from tests.data.models.tiny_models import PROMPT, by_name, write_model
@@ -303,6 +304,19 @@ def test_a_load_that_fails_halfway_gives_everything_back(
         load_file(create_hip(), path, SMALL)
     assert host.live_bytes == before
     assert host.take_finding() == ""
+
+
+@pytest.mark.usefixtures("host")
+def test_a_load_of_many_pieces_tells_of_some(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(upload, "_CHUNK_BYTES", 1)  # each row is a piece
+    path, told = write_model(fitting(by_name("llama")), tmp_path), []
+    load_file(create_hip(), path, SMALL, lambda *each: told.append(each)).close()
+    shares = [share for stage, share in told if stage == "loading weights"]
+    assert shares == sorted(set(shares))
+    assert (shares[0], shares[-1]) == (0.0, 1.0)
+    assert 50 < len(shares) <= 102
 
 
 def test_a_thousand_requests_leave_no_memory_behind(

@@ -76,7 +76,7 @@ def test_pieces_arrive_in_order_however_long_each_is_read(
         size = len(content(number))
         driver.copy_to_device(stage.device.address, stage.host_address, size, stream)
         driver.copy_to_host(arrived[number].ctypes.data, stage.device.address, size, stream)
-        driver.record_event(stage.is_free, stream)
+        driver.record_event(stage.arrived, stream)
 
     pieces = make_pieces(file, take)
     staging.start(iter(pieces))
@@ -88,6 +88,36 @@ def test_pieces_arrive_in_order_however_long_each_is_read(
     for number in range(PIECES):
         expected_bytes = content(number)
         assert arrived[number, : len(expected_bytes)].tolist() == expected_bytes.tolist(), number
+
+
+class PinningDriver(Driver):
+    """Remembers what was pinned."""
+
+    def __init__(self, device: int) -> None:
+        super().__init__(device)
+        self.pinned: list[range] = []
+
+    def pin(self, address: int, nbytes: int, what: str) -> None:
+        super().pin(address, nbytes, what)
+        self.pinned.append(range(address, address + nbytes))
+
+
+@pytest.mark.usefixtures("host")
+def test_each_place_is_pinned_once_when_its_first_piece_is_there(file: Path) -> None:
+    driver = PinningDriver(0)
+    stream, staging = driver.create_stream(), StagingRing(driver, STAGE_BYTES)
+    staging.start(iter(make_pieces(file, leave)))
+    with closing(staging.read()) as stages:
+        for number, (_, stage) in enumerate(stages):
+            assert len(driver.pinned) == min(number + 1, RING)
+            place = driver.pinned[number % RING]
+            assert place == range(stage.host_address, stage.host_address + STAGE_BYTES)
+            driver.record_event(stage.arrived, stream)
+    driver.synchronize_stream(stream)
+    staging.close()
+    driver.destroy_stream(stream)
+    pages = [address // 4096 for place in driver.pinned for address in (place[0], place[-1])]
+    assert len(set(pages)) == RING
 
 
 def fail(place: Bytes) -> None:
@@ -106,7 +136,7 @@ def test_a_piece_that_cannot_be_had_ends_the_load_and_all_readers(
     staging.start(iter(pieces))
     with closing(staging.read()) as stages:
         for _ in range(RING + 2):
-            driver.record_event(next(stages)[1].is_free, stream)
+            driver.record_event(next(stages)[1].arrived, stream)
         with pytest.raises(ModelLoadError, match="became shorter"):
             next(stages)
     # A reader that still waited for a place would hold up the end of the ring, and so of this test.
@@ -119,7 +149,7 @@ def test_a_load_that_is_given_up_leaves_no_file_open(file: Path) -> None:
     staging.start(iter(make_pieces(file, leave)))
     with closing(staging.read()) as stages:
         for _ in range(RING + 2):
-            driver.record_event(next(stages)[1].is_free, stream)
+            driver.record_event(next(stages)[1].arrived, stream)
     assert str(file) in open_files()
     driver.synchronize_stream(stream)
     staging.close()

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import platform
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rocmforge.checkpoint.file_reads import FileRead
+from rocmforge.checkpoint.file_reads import THREADS, FileRead
 from rocmforge.checkpoint.locator import FilePart
 from rocmforge.errors import ModelLoadError
 from tests.support.loading import open_files
@@ -47,6 +50,30 @@ def test_reads_run_beside_each_other(tmp_path: Path) -> None:
         read.close()
     np.testing.assert_array_equal(target, content)
     assert str(path) not in open_files()
+
+
+_MANY_READS = """
+import os, sys
+from pathlib import Path
+from rocmforge.checkpoint.file_reads import FileRead
+from rocmforge.checkpoint.locator import FilePart
+path, memory = Path(sys.argv[1]), bytearray(1)
+pipe = os.open(path, os.O_RDWR)  # from which nothing comes
+before = len(os.listdir("/proc/self/task"))
+reads = [FileRead() for _ in range(20)]
+for read in reads:
+    read.start(FilePart(path, 0), id(memory), 1)
+print(len(os.listdir("/proc/self/task")) - before, flush=True)
+os._exit(0)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="others have no such limit")
+def test_only_some_reads_run_at_a_time(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    command = [sys.executable, "-c", _MANY_READS, str(tmp_path / "pipe")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == f"{THREADS}\n"
 
 
 def test_what_arrives_in_parts_is_read_to_its_end(read: FileRead, tmp_path: Path) -> None:

@@ -153,7 +153,7 @@ class HugePages:
     def __init__(self, driver: Driver, nbytes: int, name: str) -> None:
         self.name = name
         self._driver = driver
-        self._is_pinned = False
+        self._pinned: list[int] = []
         pages = mmap.mmap(-1, nbytes + _HUGE_PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         with suppress(OSError):  # a kernel without huge pages: it takes longer
             pages.madvise(mmap.MADV_HUGEPAGE)
@@ -162,21 +162,25 @@ class HugePages:
         self.bytes: npt.NDArray[np.uint8] = whole[start : start + nbytes]
         self.address = self.bytes.ctypes.data
 
-    def pin(self) -> None:
-        """Makes it fit for copies; others may write to it meanwhile.
+    def pin(self, first: int, nbytes: int) -> None:
+        """Makes bytes fit for copies; others may write to them meanwhile.
 
         Pages that nobody has touched are cleared by one thread, which takes ten times as long.
+
+        Args:
+            first: Where they begin: at a page, none of which may be pinned twice.
+            nbytes: How many.
 
         Raises:
             OutOfMemory: So much cannot be pinned.
         """
-        self._driver.pin(self.address, self.bytes.nbytes, self.name)
-        self._is_pinned = True
+        self._driver.pin(self.address + first, nbytes, self.name)
+        self._pinned.append(self.address + first)
 
     def free(self) -> None:
         """Gives the memory back. No copy may be running, and no view may be used any more."""
-        if self._is_pinned:
-            self._driver.unpin(self.address)
+        while self._pinned:
+            self._driver.unpin(self._pinned.pop())
         self.bytes = np.empty(0, np.uint8)
 
 

@@ -19,16 +19,16 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from rocmforge.checkpoint.file_reads import FileRead
+from rocmforge.checkpoint.file_reads import THREADS, FileRead
 from rocmforge.checkpoint.locator import FilePart
 from rocmforge_hip.device.driver import Driver
 from rocmforge_hip.device.memory import DeviceArray, Memory, spec
 
 Bytes = npt.NDArray[np.uint8]
 _NAME: Final = "loading weights"
-READERS: Final = 9  # each reads 6 GB/s from the page cache, where copies reach 54
 _COPIED: Final = 2  # pieces whose copy may be running while the next one is started
-RING: Final = READERS + _COPIED + 1
+RING: Final = THREADS + _COPIED + 2
+_PAGE: Final = 4096  # bytes
 _NOWHERE: Final = DeviceArray(0, (0,), np.dtype("u1"))
 
 
@@ -42,7 +42,7 @@ class StagingBuffer:
     computed: Future[None] | None = None  # what fills the place if that is no file
     device: DeviceArray = _NOWHERE
     arrived: int = 0  # event: the copy is done
-    is_free: int = 0  # event: both may be written again
+    is_pinned: bool = False  # copies take no longer than they must
 
     def wait(self) -> None:
         """Waits until the place has been filled; raises why it cannot be."""
@@ -72,12 +72,13 @@ class StagingRing:
     def __init__(self, driver: Driver, stage_bytes: int) -> None:
         self._driver = driver
         self._stage_bytes = stage_bytes
-        self._pool = ThreadPoolExecutor(READERS, "rocmforge-load")
+        self._pool = ThreadPoolExecutor(THREADS, "rocmforge-load")
         self._memory = Memory(driver)
-        self._host = self._memory.huge_pages(RING * stage_bytes, _NAME)
+        step = stage_bytes + -stage_bytes % _PAGE
+        self._host = self._memory.huge_pages(RING * step, _NAME)
         self._stages = [
             StagingBuffer(self._host.bytes[start : start + stage_bytes], address, FileRead())
-            for start in range(0, RING * stage_bytes, stage_bytes)
+            for start in range(0, RING * step, step)
             for address in [self._host.address + start]
         ]
         self._pieces: Iterator[StagingPiece] = iter(())
@@ -85,7 +86,7 @@ class StagingRing:
         self._copying: deque[StagingBuffer] = deque()
 
     def start(self, pieces: Iterator[StagingPiece]) -> None:
-        """Starts to read the first pieces, and meanwhile makes places for them on the device.
+        """Makes places on the device, and starts to read the first pieces.
 
         Args:
             pieces: All of them; the others are taken from it when there is room for them.
@@ -93,34 +94,36 @@ class StagingRing:
         Raises:
             OutOfMemory: The device has no room for the ring.
         """
-        self._pieces = pieces
-        for piece, stage in zip(islice(pieces, RING), self._stages, strict=False):
-            self._fill(stage, piece)
         device = self._memory.device(spec((RING, self._stage_bytes), "u1"), _NAME).array
         for number, stage in enumerate(self._stages):
             address = device.address + number * self._stage_bytes
             stage.device = DeviceArray(address, (self._stage_bytes,), device.dtype)
             stage.arrived = self._driver.create_event(timed=False)
-            stage.is_free = self._driver.create_event(timed=False)
+        self._pieces = pieces
+        for piece, stage in zip(islice(pieces, RING), self._stages, strict=False):
+            self._fill(stage, piece)
 
     def read(self) -> Generator[tuple[StagingPiece, StagingBuffer]]:
         """Yields each piece, in order, with the place that it is in.
 
-        The ring is pinned first, in pages that the first pieces have touched.
-        The caller must have recorded `is_free` of it before it asks for the next.
+        A place is pinned when its first piece is there, which has touched its pages: the first copy
+        begins while the others are yet to be pinned. The caller must have recorded `arrived` of a
+        place before it asks for the next.
 
         Raises:
             BaseException: What a piece raised.
         """
-        self._host.pin()
         while self._reading:
             if len(self._copying) == _COPIED:
                 stage = self._copying.popleft()
                 if (piece := next(self._pieces, None)) is not None:
-                    self._driver.synchronize_event(stage.is_free)
+                    self._driver.synchronize_event(stage.arrived)
                     self._fill(stage, piece)
             piece, stage = self._reading.popleft()
             stage.wait()
+            if not stage.is_pinned:
+                self._host.pin(stage.host_address - self._host.address, self._stage_bytes)
+                stage.is_pinned = True
             yield piece, stage
             self._copying.append(stage)
 
@@ -129,9 +132,8 @@ class StagingRing:
         self._pool.shutdown(cancel_futures=True)
         for stage in self._stages:
             stage.file.close()
-            for event in (stage.arrived, stage.is_free):
-                if event:
-                    self._driver.destroy_event(event)
+            if stage.arrived:
+                self._driver.destroy_event(stage.arrived)
         self._stages.clear()
         for buffer in self._memory.release():
             buffer.free()

@@ -22,18 +22,24 @@ from rocmforge.models.blocks import ModelWeights
 from rocmforge.models.checkpoint import Locate
 from rocmforge.models.weights import convert
 from rocmforge_hip.device.driver import Driver
+from rocmforge_hip.device.kernel import Kernel
 from rocmforge_hip.device.library import KernelLibrary
 from rocmforge_hip.device.memory import DeviceArray, Memory, spec
 from rocmforge_hip.kernels.products import rf_repack
 from rocmforge_hip.weights.formats import Matrix, MatrixPart, Vector, Weight, ceil_div, round_up
 from rocmforge_hip.weights.hosting import HostLoading
 from rocmforge_hip.weights.placement import Planned, PlannedMatrix, PlannedVector, storages
-from rocmforge_hip.weights.staging import Bytes, StagingBuffer, StagingPiece, StagingRing
+from rocmforge_hip.weights.staging import RING, Bytes, StagingBuffer, StagingPiece, StagingRing
+
+_Group = list[tuple[PlannedVector, int]]
+"""Vectors that travel together, each with its first element."""
 
 _CHUNK_BYTES: Final = 6 << 20
 _REPACK_THREADS: Final = 256
 _VECTOR_ALIGN: Final = 64  # elements
 _GAP: Final = 256  # bytes before each matrix
+_FLOAT_BYTES: Final = 4
+_REPORTS: Final = 100  # at most, of progress
 
 
 class WeightLoader:
@@ -51,10 +57,12 @@ class WeightLoader:
         self._library = library
         self._stream = stream
         self._copies = driver.create_stream()
+        self._emptied = driver.create_event(timed=False)
         self._memory = memory
         self._locate = locate
         self._ring: StagingRing | None = None
         self._hosting: HostLoading | None = None
+        self._kernels: dict[str, Kernel[...]] = {}
         self._matrices: dict[int, Matrix] = {}  # by the id of their plan, as are the vectors
         self._vectors: dict[int, Vector] = {}
 
@@ -65,34 +73,43 @@ class WeightLoader:
 
         Args:
             plan: What to load.
-            progress: Called with the share of bytes that are on their way, 0..1; with 1 once all
-                have arrived.
+            progress: Called now and then with the share of bytes that are on their way, 0..1; with
+                1 once all have arrived.
 
         Raises:
             EngineError: The device failed.
-            BadGguf: The file became shorter than it was.
+            ModelLoadError: The file became shorter than it was.
             UnsupportedTensor: A vector cannot be dequantised.
         """
         wanted = storages(plan)
         progress(0.0)
-        chunk_bytes = _chunk_bytes(wanted)
+        chunk_bytes, total = _sizes(wanted)
         self._ring = StagingRing(self._driver, chunk_bytes)
         matrices = [storage for storage in wanted if isinstance(storage, PlannedMatrix)]
+        vectors = [storage for storage in wanted if isinstance(storage, PlannedVector)]
+        groups = list(_vector_groups(vectors, chunk_bytes))
         hosted = [plan for plan in matrices if plan.seats is not None]
         if hosted:
             self._hosting = HostLoading(self._driver, self._stream, self._memory, hosted)
-        self._ring.start(self._pieces(wanted, chunk_bytes))
-        self._allocate(matrices)
-        for name in {plan.format.name for plan in matrices}:
-            self._library.kernel(f"rf_repack_{name}", rf_repack)
-        total, done = sum(storage.storage.nbytes for storage in wanted), 0
+        self._allocate(matrices, groups)
+        self._ring.start(self._pieces(matrices, groups, chunk_bytes))
+        self._kernels = {
+            name: self._library.kernel(f"rf_repack_{name}", rf_repack)
+            for name in {plan.format.name for plan in matrices}
+        }
+        done = next_told = 0
         with closing(self._ring.read()) as stages:
-            for piece, stage in stages:
+            for number, (piece, stage) in enumerate(stages):
+                if number % (RING // 2) == 0:
+                    # Every place of the device whose turn it is was emptied before the last record.
+                    if number:
+                        self._driver.wait_for_event(self._copies, self._emptied)
+                    self._driver.record_event(self._emptied, self._stream)
                 piece.finish(stage)
-                self._driver.record_event(stage.is_free, self._stream)
                 done += piece.nbytes
-                if done < total:
+                if next_told <= done < total:  # a report of each piece would hold up the next
                     progress(done / total)
+                    next_told = done + total // _REPORTS
         self._driver.synchronize_stream(self._stream)
         progress(1.0)
 
@@ -113,33 +130,26 @@ class WeightLoader:
             self._ring.close()
         if self._hosting is not None:
             self._hosting.close()
+        self._driver.destroy_event(self._emptied)
         self._driver.destroy_stream(self._copies)
 
     def _pieces(
-        self, wanted: list[PlannedMatrix | PlannedVector], chunk_bytes: int
+        self, matrices: list[PlannedMatrix], groups: list[_Group], chunk_bytes: int
     ) -> Iterator[StagingPiece]:
-        """Yields all pieces in order."""
-        vectors = [storage for storage in wanted if isinstance(storage, PlannedVector)]
-        matrices = [storage for storage in wanted if isinstance(storage, PlannedMatrix)]
-        for group in _vector_groups(vectors, chunk_bytes):
-            array, piece = self._vectors_piece(group)
-            for storage, first in group:
-                address = array.address + first * array.dtype.itemsize
-                what = storage.storage
-                self._vectors[id(storage)] = Vector(DeviceArray(address, what.shape, what.dtype))
-            yield piece
+        """Yields all pieces in order, last what Python computes while others are on their way."""
         for planned in matrices:
             pieces = self._matrix_pieces(planned, chunk_bytes)
             if planned.seats is not None and self._hosting is not None:
                 matrix = partial(self._matrices.__getitem__, id(planned))
                 pieces = self._hosting.then_store(pieces, matrix, planned)
             yield from pieces
+        yield from map(self._vectors_piece, groups)
 
-    def _allocate(self, wanted: list[PlannedMatrix]) -> None:
-        """Makes room for all matrices at once: each allocation holds up several copies.
+    def _allocate(self, wanted: list[PlannedMatrix], groups: list[_Group]) -> None:
+        """Makes room for all weights at once: each allocation holds up several copies.
 
         A matrix begins behind a gap that nothing is written to, so that the checking platform sees
-        a kernel that reads on behind the one before it.
+        a kernel that reads on behind the one before it. So does a group of vectors.
         """
         starts, end = [], 0
         for plan in wanted:
@@ -148,6 +158,8 @@ class WeightLoader:
                 continue
             starts.append(end + _GAP)
             end += _GAP + round_up(plan.seated.nbytes, _GAP)
+        first_vectors = end
+        end += sum(_GAP + round_up(_length(group) * _FLOAT_BYTES, _GAP) for group in groups)
         base = self._memory.device(spec((end,), "u1"), "weights").array.address if end else 0
         for plan, start in zip(wanted, starts, strict=True):
             what, of_host = plan.seated, None
@@ -171,32 +183,38 @@ class WeightLoader:
                 plan.num_shared,
                 of_host,
             )
+        address = base + first_vectors
+        for group in groups:
+            address += _GAP
+            for storage, first in group:
+                what = storage.storage
+                array = DeviceArray(address + first * _FLOAT_BYTES, what.shape, what.dtype)
+                self._vectors[id(storage)] = Vector(array)
+            address += round_up(_length(group) * _FLOAT_BYTES, _GAP)
 
     def _matrix_pieces(self, plan: PlannedMatrix, chunk_bytes: int) -> Iterator[StagingPiece]:
         """Yields runs of rows that fit the ring."""
         for tensor, first_row, placing in plan.parts:
             matrix_rows = tensor.shape[-2] + (0 if plan.num_experts else first_row)
             for stored in _rows_of(tensor):
-                count, most = (
-                    stored.shape[0],
-                    chunk_bytes // plan.format.row_bytes(plan.in_features),
-                )
+                row = plan.format.row_bytes(plan.in_features)
+                count, most = stored.shape[0], chunk_bytes // row
                 place = None if isinstance(stored, Derived) else self._place(stored)
                 for start, end in _runs(count, most):
+                    rows, nbytes = end - start, (end - start) * row
                     finish = partial(
-                        self._repack, plan, end - start, first_row + start, matrix_rows, placing
+                        self._repack, plan, rows, nbytes, first_row + start, matrix_rows, placing
                     )
                     if place is not None:
-                        row = stored.nbytes // count
                         part = FilePart(place.path, place.offset + start * row)
-                        yield StagingPiece(part, (end - start) * row, finish)
+                        yield StagingPiece(part, nbytes, finish)
                         continue
                     source = (
                         stored.slice(0, start, end)
                         if isinstance(stored, Derived)
                         else stored[start:end]
                     )
-                    yield StagingPiece(partial(_copy_data, source), source.nbytes, finish)
+                    yield StagingPiece(partial(_copy_data, source), nbytes, finish)
                 first_row += count
 
     def _place(self, data: Bytes) -> FilePart | None:
@@ -207,6 +225,7 @@ class WeightLoader:
         self,
         plan: PlannedMatrix,
         rows: int,
+        nbytes: int,
         first_row: int,
         matrix_rows: int,
         placing: int,
@@ -216,9 +235,8 @@ class WeightLoader:
         target = matrix.data
         if matrix.hosted is not None and self._hosting is not None:
             target = self._hosting.target(plan)
-        nbytes = rows * matrix.format.row_bytes(matrix.in_features)
         self._copy(stage, stage.device, nbytes)
-        self._library.kernel(f"rf_repack_{matrix.format.name}", rf_repack).launch(
+        self._kernels[matrix.format.name].launch(
             (ceil_div(rows * matrix.quant_blocks, _REPACK_THREADS), 1, 1),
             _REPACK_THREADS,
             blocks=stage.device,
@@ -231,12 +249,8 @@ class WeightLoader:
             placing=placing,
         )
 
-    def _vectors_piece(
-        self, group: list[tuple[PlannedVector, int]]
-    ) -> tuple[DeviceArray, StagingPiece]:
-        last, length = group[-1]
-        what = spec((length + last.storage.shape[0],), np.float32)
-        target = self._memory.device(what, f"{group[0][0].name} to {last.name}").array
+    def _vectors_piece(self, group: _Group) -> StagingPiece:
+        nbytes = _length(group) * _FLOAT_BYTES
 
         def read(host: Bytes) -> None:
             values = host.view(np.float32)
@@ -246,8 +260,10 @@ class WeightLoader:
                     values[first : first + elements.size] = elements
                     first += elements.size
 
-        finish = partial(self._copy, target=target, nbytes=target.nbytes)
-        return target, StagingPiece(read, target.nbytes, finish)
+        def finish(stage: StagingBuffer) -> None:
+            self._copy(stage, self._vectors[id(group[0][0])].data, nbytes)
+
+        return StagingPiece(read, nbytes, finish)
 
     def _copy(self, stage: StagingBuffer, target: DeviceArray, nbytes: int) -> None:
         self._driver.copy_to_device(target.address, stage.host_address, nbytes, self._copies)
@@ -255,15 +271,13 @@ class WeightLoader:
         self._driver.wait_for_event(self._stream, stage.arrived)
 
 
-def _vector_groups(
-    wanted: list[PlannedVector], chunk_bytes: int
-) -> Iterator[list[tuple[PlannedVector, int]]]:
-    """Yields the vectors that travel together, each with its first element."""
-    group: list[tuple[PlannedVector, int]] = []
+def _vector_groups(wanted: list[PlannedVector], chunk_bytes: int) -> Iterator[_Group]:
+    """Yields groups of vectors that fit a place."""
+    group: _Group = []
     length = 0
     for storage in wanted:
         size = round_up(storage.storage.shape[0], _VECTOR_ALIGN)
-        if group and (length + size) * np.dtype(np.float32).itemsize > chunk_bytes:
+        if group and (length + size) * _FLOAT_BYTES > chunk_bytes:
             yield group
             group, length = [], 0
         group.append((storage, length))
@@ -272,11 +286,18 @@ def _vector_groups(
         yield group
 
 
-def _chunk_bytes(wanted: list[PlannedMatrix | PlannedVector]) -> int:
-    """Returns the bytes of a place in the ring: whole rows and whole vectors must fit."""
-    largest = max(storage.storage.nbytes for storage in wanted)
-    least = max(storage.storage.shape[-1] * storage.storage.dtype.itemsize for storage in wanted)
-    return max(min(_CHUNK_BYTES, largest), least)
+def _length(group: _Group) -> int:
+    """Returns how many elements a group has, with what lies between its vectors."""
+    last, first = group[-1]
+    return first + last.storage.shape[0]
+
+
+def _sizes(wanted: list[PlannedMatrix | PlannedVector]) -> tuple[int, int]:
+    """Returns the bytes of a place in the ring, for whole rows and vectors, and those of all."""
+    storage = [each.storage for each in wanted]
+    sizes = [what.nbytes for what in storage]
+    least = max(what.shape[-1] * what.dtype.itemsize for what in storage)
+    return max(min(_CHUNK_BYTES, max(sizes)), least), sum(sizes)
 
 
 def _rows_of(tensor: Tensor) -> Iterator[Bytes | Derived]:
