@@ -4,6 +4,7 @@
 // split over blocks of `split_tokens`. The last of them to finish merges what they found, or
 // attention_reduce.hip does, with the same result.
 #include "rf/decode/kernel.h"
+#include "rf/decode/new_token.h"
 
 namespace rf {
 
@@ -39,50 +40,110 @@ __device__ __forceinline__ void attention_decode(const DecodeInput& in, const Ca
   constexpr bool kMayRope = kKeyDim <= kNarrowHeadDim;  // for others there are no registers
 
   const int sequence = in.sequences[blockIdx.z];
-  const int context = in.context_len[sequence];
-  const SplitRange range = split_range(context, in.window, in.split_tokens, blockIdx.y);
-  // Before the kernel before has ended, what was there when it began may be read.
-  const int last = context - 1;
-  const int32_t* blocks = cache.blocks_of(sequence);
-  int last_block = 0;
+  int context;
   if constexpr (kBeginsEarly) {
-    if (kMayRope && in.fresh.q && range.begin < context) last_block = blocks[last / kBlockTokens];
-    wait_for_previous(in.q, in.fresh.q, in.fresh.k, in.fresh.v);
-    let_next_begin_if_few();
+    // Most often the sequences are all of the step, and neither load waits for the other.
+    const int likely = in.context_len[blockIdx.z];
+    context = sequence == static_cast<int>(blockIdx.z) ? likely : in.context_len[sequence];
+  } else {
+    context = in.context_len[sequence];
   }
-  if (range.begin >= context) return;
+  const SplitRange range = split_range(context, in.window, in.split_tokens, blockIdx.y);
+  if constexpr (!kBeginsEarly) {
+    if (range.begin >= context) return;
+  }
 
   const int group = in.heads / cache.kv_heads;
   const int tiles = (group + kGroup - 1) / kGroup;
   const int kv_head = blockIdx.x / tiles;
   const int first_head = static_cast<int>(blockIdx.x) % tiles * kGroup;  // within the group
   const int heads = min(kGroup, group - first_head);
-  const int64_t query_row =
-      static_cast<int64_t>(in.query_start[sequence]) * in.heads + kv_head * group + first_head;
-
   const int wave = uniform(wave_id());
+  const int last = context - 1;
+  const int32_t* blocks = cache.blocks_of(sequence);
+  const auto walk = [&] {
+    return TokenWalk{cache.blocks_of(sequence),
+                     kv_head,
+                     cache.kv_heads,
+                     range.begin,
+                     range.end,
+                     first_visible(context - 1, in.window),
+                     context};
+  };
+
+  using Wave = typename DecodeWave<Stored, kKeyDim, kValueDim, kGroup, kValuesInKeys>::Type;
+  using NewRows = NewTokenRows<Stored, kKeyDim, kValueDim, kGroup>;
+  constexpr bool kAsksAhead = kBeginsEarly && Wave::kAsksAhead;
+  Wave own;
+  [[maybe_unused]] typename Wave::First first;
+  [[maybe_unused]] NewRows rows;
+  [[maybe_unused]] int token = 0, last_block = 0;
+  [[maybe_unused]] float sink = 0.0f;  // of the head with the number of the thread
+  const bool is_fresh = kMayRope && in.fresh.q;
+  if constexpr (kBeginsEarly) {
+    // What was there when the kernel before began may be read before that has ended: all but what
+    // is of the new token, whose key may be in the cache or not. Once the next kernel may begin,
+    // its weights are in the way of all that is asked for.
+    const bool owns_key = is_fresh && in.fresh.k && range.end == context;
+    if (!is_fresh) wait_for_previous(in.q);
+    if (range.begin < context) {
+      token = in.query_start[sequence];
+      if (is_fresh) {
+        rows.find(in.fresh, last, token, kv_head * group + first_head, heads, kv_head, owns_key,
+                  wave);
+      }
+      const int own_head = static_cast<int>(threadIdx.x);
+      if (in.sinks && own_head < heads) sink = in.sinks[kv_head * group + first_head + own_head];
+      if (owns_key) last_block = blocks[last / kBlockTokens];
+      if constexpr (kAsksAhead) {
+        const int known = owns_key ? last : context;
+        Wave::ask(cache, walk(), known, wave, kDecodeWaves, first);
+        if (gridDim.z == 1) Wave::fetch_rest(cache, walk(), known, wave, kDecodeWaves);
+      }
+    }
+    if (is_fresh) rows.wait();
+    let_next_begin_if_few();
+    if (range.begin >= context) return;
+    if (is_fresh) rows.load(in.fresh);
+  }
+
+  if constexpr (!kBeginsEarly) token = in.query_start[sequence];
+  const int64_t query_row = static_cast<int64_t>(token) * in.heads + kv_head * group + first_head;
   alignas(16) __shared__ float wave_output[kDecodeWaves][kGroup][kValueDim];
-  typename DecodeWave<Stored, kKeyDim, kValueDim, kGroup, kValuesInKeys>::Type own;
-  if (kMayRope && in.fresh.q) {
+  if (is_fresh) {
     alignas(16) __shared__ half queries[kGroup][kKeyDim];
     if constexpr (!kBeginsEarly) last_block = blocks[last / kBlockTokens];
     const int64_t row = cache_row(last_block, last % kBlockTokens, kv_head, cache.kv_heads);
-    rope_new_token<Stored, kKeyDim, kValueDim, kGroup>(
-        in.fresh, cache, in.query_start[sequence], last, kv_head * group + first_head, heads,
-        kv_head, row, in.fresh.k && range.end == context, queries, wave_output[wave][0]);
-    own.load_queries(queries[0], heads);
+    if constexpr (kBeginsEarly) {
+      __shared__ typename NewRows::Row new_row;
+      const bool owns_key = in.fresh.k && range.end == context;
+      rows.take(in.fresh, cache, heads, row, wave, queries, new_row, wave_output[wave][0]);
+      __syncthreads();
+      own.load_queries(queries[0], heads);
+      if constexpr (kAsksAhead) {
+        if (owns_key) own.add_last(first, walk(), wave, new_row);
+      }
+    } else {
+      rope_new_token<Stored, kKeyDim, kValueDim, kGroup>(
+          in.fresh, cache, token, last, kv_head * group + first_head, heads, kv_head, row,
+          in.fresh.k && range.end == context, queries, wave_output[wave][0]);
+      own.load_queries(queries[0], heads);
+    }
   } else {
     own.load_queries(in.q + query_row * kKeyDim, heads);
   }
 
-  own.attend(cache,
-             TokenWalk{cache.blocks_of(sequence), kv_head, cache.kv_heads, range.begin, range.end,
-                       first_visible(context - 1, in.window), context},
-             wave, kDecodeWaves, in.rule);
+  if constexpr (kAsksAhead) {
+    own.attend(cache, walk(), wave, kDecodeWaves, in.rule, first);
+  } else {
+    own.attend(cache, walk(), wave, kDecodeWaves, in.rule);
+  }
   own.finish();
 
   __shared__ float wave_highest[kDecodeWaves][kGroup];
   __shared__ float wave_total[kDecodeWaves][kGroup];
+  __shared__ float own_sinks[kGroup];
+  if (kBeginsEarly && threadIdx.x < kGroup) own_sinks[threadIdx.x] = sink;
   own.store(wave_output[wave], wave_highest[wave], wave_total[wave]);
   __syncthreads();
 
@@ -92,33 +153,50 @@ __device__ __forceinline__ void attention_decode(const DecodeInput& in, const Ca
   const Splits splits{out.partial + first_split * kValueDim,
                       reinterpret_cast<MaxSum*>(out.partial_ml) + first_split,
                       static_cast<int>(gridDim.y)};
-  const float* sinks = in.sinks ? in.sinks + kv_head * group + first_head : nullptr;
+  const float* sinks = nullptr;
+  if (in.sinks) sinks = kBeginsEarly ? own_sinks : in.sinks + kv_head * group + first_head;
 
-  // Four elements a lane; whole waves stay together, as ActOutput wants.
+  // Four elements a lane; whole waves stay together, as ActOutput wants. Where the next kernel
+  // waits for this one, two rounds are under way together.
   constexpr int kElements = kGroup * kValueDim;
-  for (int from = 0; from < kElements; from += 4 * kDecodeThreads) {
-    const int i = from + 4 * static_cast<int>(threadIdx.x);
-    const int head = min(i / kValueDim, kGroup - 1);
-    const bool valid = i < kElements && head < heads;
-    float highest = wave_highest[0][head];
-    for (int w = 1; w < kDecodeWaves; ++w) highest = max(highest, wave_highest[w][head]);
-    float total = 0.0f;
-    Vec<float, 4> sum{};
-    for (int w = 0; w < kDecodeWaves; ++w) {
-      const float factor = exp2(wave_highest[w][head] - highest);
-      total += factor * wave_total[w][head];
-      sum += factor * load16(&wave_output[w][head][i % kValueDim]);
+  constexpr int kRound = 4 * kDecodeThreads;
+  constexpr int kTogether = kBeginsEarly && kElements > kRound ? 2 : 1;
+  for (int from = 0; from < kElements; from += kTogether * kRound) {
+    Vec<float, 4> sums[kTogether]{};
+    MaxSum softmax[kTogether];
+    int heads_of[kTogether];
+#pragma unroll
+    for (int k = 0; k < kTogether; ++k) {
+      const int i = from + k * kRound + 4 * static_cast<int>(threadIdx.x);
+      const int head = min(i / kValueDim, kGroup - 1);
+      float highest = wave_highest[0][head];
+      for (int w = 1; w < kDecodeWaves; ++w) highest = max(highest, wave_highest[w][head]);
+      float total = 0.0f;
+      Vec<float, 4> sum{};
+      for (int w = 0; w < kDecodeWaves; ++w) {
+        const float factor = exp2(wave_highest[w][head] - highest);
+        total += factor * wave_total[w][head];
+        sum += factor * load16(&wave_output[w][head][i % kValueDim]);
+      }
+      if constexpr (CacheType<Stored>::kPacksValues) {
+        float four[4]{sum[0], sum[1], sum[2], sum[3]};
+        turn(four);
+        sum = {four[0], four[1], four[2], four[3]};
+      }
+      if (range.only) total += sink_weight(sinks, min(head, heads - 1), highest);
+      sums[k] = sum;
+      softmax[k] = {highest, total};
+      heads_of[k] = head;
     }
-    if constexpr (CacheType<Stored>::kPacksValues) {
-      float four[4]{sum[0], sum[1], sum[2], sum[3]};
-      turn(four);
-      sum = {four[0], four[1], four[2], four[3]};
-    }
-    if (range.only) {
-      total += sink_weight(sinks, min(head, heads - 1), highest);
-      out.attended.store(query_row * kValueDim + i, sum * (1.0f / total), valid);
-    } else if (valid) {
-      splits.store(head, blockIdx.y, i % kValueDim, sum, {highest, total});
+#pragma unroll
+    for (int k = 0; k < kTogether; ++k) {
+      const int i = from + k * kRound + 4 * static_cast<int>(threadIdx.x);
+      const bool valid = i < kElements && heads_of[k] < heads;
+      if (range.only) {
+        out.attended.store(query_row * kValueDim + i, sums[k] * (1.0f / softmax[k].total), valid);
+      } else if (valid) {
+        splits.store(heads_of[k], blockIdx.y, i % kValueDim, sums[k], softmax[k]);
+      }
     }
   }
   if (range.only || !out.arrived) return;

@@ -52,16 +52,23 @@ __device__ __forceinline__ HeadPairs<kPairs> load_head(const HeadShape& shape, c
   return head;
 }
 
-// weight: null = 1.
+// What a norm multiplies a head with, beside its weights.
 template <int kPairs>
-__device__ __forceinline__ void normalise(const HeadShape& shape, HeadPairs<kPairs>& head,
-                                          const float* weight, float eps) {
+__device__ __forceinline__ float norm_factor(const HeadShape& shape, const HeadPairs<kPairs>& head,
+                                             float eps) {
   float squares = 0.0f;
 #pragma unroll
   for (int i = 0; i < kPairs; ++i) {
     squares = fma(head.x[i], head.x[i], fma(head.y[i], head.y[i], squares));
   }
-  const float factor = rsqrt(wave_sum(squares) / static_cast<float>(shape.dim) + eps);
+  return rsqrt(wave_sum(squares) / static_cast<float>(shape.dim) + eps);
+}
+
+// weight: null = 1.
+template <int kPairs>
+__device__ __forceinline__ void normalise(const HeadShape& shape, HeadPairs<kPairs>& head,
+                                          const float* weight, float eps) {
+  const float factor = norm_factor(shape, head, eps);
   for_each_pair<kPairs>(shape, [&](int i, int pair) {
     head.x[i] *= weight ? factor * weight[first_of(shape, pair)] : factor;
     head.y[i] *= weight ? factor * weight[second_of(shape, pair)] : factor;
@@ -78,6 +85,48 @@ __device__ __forceinline__ void rotate(const HeadShape& shape, HeadPairs<kPairs>
     const float y = head.y[i];
     head.x[i] = fma(x, cosine[pair], -(y * sine[pair]));
     head.y[i] = fma(x, sine[pair], y * cosine[pair]);
+  });
+}
+
+// What a lane needs for rotating its pairs.
+template <int kPairs>
+struct HeadTurns {
+  float cosine[kPairs], sine[kPairs];
+};
+
+// Of the rows of the tables that `rotate` takes.
+template <int kPairs>
+__device__ __forceinline__ HeadTurns<kPairs> load_turns(const HeadShape& shape, const float* cosine,
+                                                        const float* sine) {
+  HeadTurns<kPairs> turns{};
+  for_each_pair<kPairs>(shape, [&](int i, int pair) {
+    if (pair >= shape.rotary_dim / 2) return;
+    turns.cosine[i] = cosine[pair];
+    turns.sine[i] = sine[pair];
+  });
+  return turns;
+}
+
+// Does the rest of a norm, with weights that load_head has loaded.
+template <int kPairs>
+__device__ __forceinline__ void scale_head(HeadPairs<kPairs>& head, float factor,
+                                           const HeadPairs<kPairs>& weights) {
+#pragma unroll
+  for (int i = 0; i < kPairs; ++i) {
+    head.x[i] *= factor * weights.x[i];
+    head.y[i] *= factor * weights.y[i];
+  }
+}
+
+template <int kPairs>
+__device__ __forceinline__ void rotate(const HeadShape& shape, HeadPairs<kPairs>& head,
+                                       const HeadTurns<kPairs>& turns) {
+  for_each_pair<kPairs>(shape, [&](int i, int pair) {
+    if (pair >= shape.rotary_dim / 2) return;
+    const float x = head.x[i];
+    const float y = head.y[i];
+    head.x[i] = fma(x, turns.cosine[i], -(y * turns.sine[i]));
+    head.y[i] = fma(x, turns.sine[i], y * turns.cosine[i]);
   });
 }
 

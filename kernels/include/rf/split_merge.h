@@ -64,35 +64,53 @@ __device__ __forceinline__ void merge_splits(const SplitResults<kValueDim>& foun
   }
   __syncthreads();
 
-  // Four elements a lane; whole waves stay together, as ActOutput wants.
+  // Four elements a lane; whole waves stay together, as ActOutput wants. Loads are on their way
+  // together, as everything after this waits for them; more of them where registers are many.
   constexpr int kElements = kHeads * kValueDim;
-  for (int from = 0; from < kElements; from += 4 * kThreads) {
-    const int i = from + 4 * static_cast<int>(threadIdx.x);
-    const bool valid = i < heads * kValueDim;
-    const int head = valid ? i / kValueDim : 0;
-    const MaxSum softmax = scratch[head];
-    const MaxSum* maxima = found.maxima + static_cast<int64_t>(head) * found.splits;
-    const float* column =
-        found.output + static_cast<int64_t>(head) * found.splits * kValueDim + i % kValueDim;
-    // Loads that are on their way together, as everything after this waits for it.
-    constexpr int kUnroll = 2 * kMergeSums;
-    Vec<float, 4> sums[kMergeSums]{};
-    for (int first = 0; first < used; first += kUnroll) {
-      Vec<float, 4> values[kUnroll];
-      float factors[kUnroll];
+  constexpr int kRound = 4 * kThreads;
+  constexpr int kUnroll = (kBeginsEarly ? 4 : 2) * kMergeSums;
+  constexpr int kTogether = kBeginsEarly && kElements > kRound ? 2 : 1;
+  for (int from = 0; from < kElements; from += kTogether * kRound) {
+    Vec<float, 4> sums[kTogether][kMergeSums]{};
+    const MaxSum* maxima[kTogether];
+    const float* column[kTogether];
+    MaxSum softmax[kTogether];
 #pragma unroll
-      for (int k = 0; k < kUnroll; ++k) {
-        const int split = min(first + k, used - 1);
-        values[k] = load16(column + split * kValueDim);
-        factors[k] = maxima[split].highest;
+    for (int t = 0; t < kTogether; ++t) {
+      const int i = from + t * kRound + 4 * static_cast<int>(threadIdx.x);
+      const int head = i < heads * kValueDim ? i / kValueDim : 0;
+      softmax[t] = scratch[head];
+      maxima[t] = found.maxima + static_cast<int64_t>(head) * found.splits;
+      column[t] =
+          found.output + static_cast<int64_t>(head) * found.splits * kValueDim + i % kValueDim;
+    }
+    for (int first = 0; first < used; first += kUnroll) {
+      Vec<float, 4> values[kTogether][kUnroll];
+      float factors[kTogether][kUnroll];
+#pragma unroll
+      for (int t = 0; t < kTogether; ++t) {
+#pragma unroll
+        for (int k = 0; k < kUnroll; ++k) {
+          const int split = min(first + k, used - 1);
+          values[t][k] = load16(column[t] + split * kValueDim);
+          factors[t][k] = maxima[t][split].highest;
+        }
       }
 #pragma unroll
-      for (int k = 0; k < kUnroll; ++k) {
-        const float factor = first + k < used ? exp2(factors[k] - softmax.highest) : 0.0f;
-        sums[k % kMergeSums] += factor * values[k];
+      for (int t = 0; t < kTogether; ++t) {
+#pragma unroll
+        for (int k = 0; k < kUnroll; ++k) {
+          const float factor = first + k < used ? exp2(factors[t][k] - softmax[t].highest) : 0.0f;
+          sums[t][k % kMergeSums] += factor * values[t][k];
+        }
       }
     }
-    out.store(element + i, add_merge_sums(sums) * (1.0f / softmax.total), valid);
+#pragma unroll
+    for (int t = 0; t < kTogether; ++t) {
+      const int i = from + t * kRound + 4 * static_cast<int>(threadIdx.x);
+      out.store(element + i, add_merge_sums(sums[t]) * (1.0f / softmax[t].total),
+                i < heads * kValueDim);
+    }
   }
 }
 

@@ -158,7 +158,9 @@ class LaneWave {
   using ValueChunk = LaneChunk<typename CacheType<Stored>::Value, kChunk>;
 
  public:
+  static constexpr bool kAsksAhead = false;
   static constexpr int kPad = 0;  // bytes between rows of keys and values in LDS
+  struct First {};
 
   // Takes rows of kKeyDim; those of `heads` and beyond are not read.
   __device__ __forceinline__ void load_queries(const half* rows, int heads) {

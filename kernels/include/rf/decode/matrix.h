@@ -75,6 +75,18 @@ __device__ __forceinline__ void interleave(const Vec<int8_t, kCount>& a,
   }
 }
 
+// Takes a chunk from elsewhere, word by word: of halves, the compiler would make loads of 2 bytes.
+template <class Chunk>
+__device__ __forceinline__ void replace(Chunk& chunk, bool replaces, const void* from) {
+  using Words = Vec<uint32_t, sizeof(Chunk) / 4>;
+  Words own = __builtin_bit_cast(Words, chunk);
+  const Words other = *static_cast<const Words*>(from);
+#pragma unroll
+  for (int i = 0; i < static_cast<int>(sizeof(Chunk) / 4); ++i)
+    own[i] = replaces ? other[i] : own[i];
+  chunk = __builtin_bit_cast(Chunk, own);
+}
+
 }  // namespace decode
 
 template <class Stored, int kKeyDim, int kValueDim, int kGroup>
@@ -98,7 +110,53 @@ class MatrixWave {
   using KeyChunk = Vec<Stored, kKeyChunk>;
   using ValueChunk = Vec<Stored, kValueChunk>;
 
+  struct Keys {
+    KeyChunk chunk[Unit::kRows][kKeyChunks];
+    float k_scale[Unit::kScoreRows], v_scale[Unit::kScoreRows];
+
+    template <class Walk>
+    __device__ __forceinline__ void load(const Cache<Stored>& cache, const Walk& walk, int base,
+                                         int64_t block_row) {
+      constexpr int kPitch = kKeyDim + Walk::kPad / sizeof(Stored);
+#pragma unroll
+      for (int slot = 0; slot < Unit::kRows; ++slot) {
+        const int64_t row = walk.row_of(base + Unit::row(slot), block_row);
+#pragma unroll
+        for (int c = 0; c < kKeyChunks; ++c) {
+          const Stored* from = cache.k + row * kPitch + (4 * c + Unit::part()) * kKeyChunk;
+          chunk[slot][c] = __builtin_nontemporal_load(reinterpret_cast<const KeyChunk*>(from));
+        }
+      }
+      if constexpr (kQuantised) {
+#pragma unroll
+        for (int i = 0; i < Unit::kScoreRows; ++i) {
+          const int64_t row = walk.row_of(base + Unit::token_of_row(i), block_row);
+          k_scale[i] = cache.k_scale[row];
+          v_scale[i] = cache.v_scale[row];
+        }
+      }
+    }
+  };
+
+  template <class Walk>
+  static __device__ __forceinline__ void load_values(const Cache<Stored>& cache, const Walk& walk,
+                                                     int base, int64_t block_row,
+                                                     ValueChunk (&values)[4][kValueChunks]) {
+    constexpr int kPitch = kValueDim + Walk::kPad / sizeof(Stored);
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      const int64_t row = walk.row_of(base + Unit::token_at(k), block_row);
+#pragma unroll
+      for (int c = 0; c < kValueChunks; ++c) {
+        const int lane_chunk = c * Unit::kRowLanes + Unit::row_lane();
+        const Stored* from = cache.v + row * kPitch + lane_chunk * kValueChunk;
+        values[k][c] = __builtin_nontemporal_load(reinterpret_cast<const ValueChunk*>(from));
+      }
+    }
+  }
+
  public:
+  static constexpr bool kAsksAhead = true;  // see ask()
   static constexpr int kPad = 16;  // bytes between rows in LDS, which lanes read next to each other
 
   __device__ __forceinline__ MatrixWave() {
@@ -121,20 +179,107 @@ class MatrixWave {
     }
   }
 
+  // What the first step of a wave reads.
+  struct First {
+    Keys keys;
+    ValueChunk values[4][kValueChunks];
+    int32_t next_block;  // of the cache, where the second step reads
+  };
+
+  // Asks for the first step of the wave, one of `waves` that take steps in turn, but for the tokens
+  // from `known` on.
+  template <class Walk>
+  static __device__ __forceinline__ void ask(const Cache<Stored>& cache, const Walk& walk,
+                                             int known, int wave, int waves, First& first) {
+    const int base = walk.begin + wave * kStep;
+    const int64_t block_row = walk.first_row_of(walk.block_of(base));
+    first.next_block = walk.block_of(base + waves * kStep);
+    const Walk old = walk.until(known);
+    if (base < old.end) {
+      first.keys.load(cache, old, base, block_row);
+      load_values(cache, old, base, block_row, first.values);
+    }
+  }
+
+  // Has what the wave reads after that come nearer.
+  template <class Walk>
+  static __device__ __forceinline__ void fetch_rest(const Cache<Stored>& cache, const Walk& walk,
+                                                    int known, int wave, int waves) {
+    constexpr int kKeyLines =
+        kStep * kKeyDim * static_cast<int>(sizeof(Stored)) / decode::kLineBytes;
+    constexpr int kValueLines =
+        kStep * kValueDim * static_cast<int>(sizeof(Stored)) / decode::kLineBytes;
+    const int line = lane_id();
+    for (int base = walk.begin + (wave + waves) * kStep; base < min(walk.end, known);
+         base += waves * kStep) {
+      const int64_t row = walk.row_of(base, walk.first_row_of(walk.block_of(base)));
+      const auto* keys = reinterpret_cast<const char*>(cache.k + row * kKeyDim);
+      const auto* values = reinterpret_cast<const char*>(cache.v + row * kValueDim);
+      if (line < kKeyLines) decode::fetch_line(keys + line * decode::kLineBytes);
+      if (line < kValueLines) decode::fetch_line(values + line * decode::kLineBytes);
+    }
+  }
+
+  // Puts the last token of the context into the wave's first step, and where there are tokens
+  // behind it.
+  __device__ __forceinline__ void add_last(First& first, const TokenWalk& walk, int wave,
+                                           const NewRow<Stored, kKeyDim, kValueDim>& row) const {
+    const int base = walk.begin + wave * kStep;
+    const int last = walk.context - 1;
+    if (base + kStep <= last || base > last) return;
+#pragma unroll
+    for (int slot = 0; slot < Unit::kRows; ++slot) {
+#pragma unroll
+      for (int c = 0; c < kKeyChunks; ++c) {
+        decode::replace(first.keys.chunk[slot][c], base + Unit::row(slot) >= last,
+                        row.key + (4 * c + Unit::part()) * kKeyChunk);
+      }
+    }
+    if constexpr (kQuantised) {
+#pragma unroll
+      for (int i = 0; i < Unit::kScoreRows; ++i) {
+        const bool is_new = base + Unit::token_of_row(i) >= last;
+        first.keys.k_scale[i] = is_new ? row.k_scale : first.keys.k_scale[i];
+        first.keys.v_scale[i] = is_new ? row.v_scale : first.keys.v_scale[i];
+      }
+    }
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+#pragma unroll
+      for (int c = 0; c < kValueChunks; ++c) {
+        const int lane_chunk = c * Unit::kRowLanes + Unit::row_lane();
+        decode::replace(first.values[k][c], base + Unit::token_at(k) >= last,
+                        row.value + lane_chunk * kValueChunk);
+      }
+    }
+  }
+
   // Reads the tokens of the wave, one of `waves` that take steps in turn.
   template <class Walk>
   __device__ __forceinline__ void attend(const Cache<Stored>& cache, const Walk& walk, int wave,
                                          int waves, const ScoreRule& rule) {
+    First first;
+    const int base = walk.begin + wave * kStep;
+    const int64_t block_row = walk.first_row_of(walk.block_of(base));
+    if (base < walk.end) first.keys.load(cache, walk, base, block_row);
+    first.next_block = walk.block_of(base + waves * kStep);
+    attend<false>(cache, walk, wave, waves, rule, first, block_row);
+  }
+
+  // The same with what `ask` asked for; with kHasValues false it lacks the values of the first
+  // step, whose block is at block_row.
+  template <bool kHasValues = true, class Walk>
+  __device__ __forceinline__ void attend(const Cache<Stored>& cache, const Walk& walk, int wave,
+                                         int waves, const ScoreRule& rule, First& first,
+                                         int64_t block_row = 0) {
     const int stride = waves * kStep;
-    int base = walk.begin + wave * kStep;
-    Keys keys;
-    int64_t block_row = walk.first_row_of(walk.block_of(base));
-    if (base < walk.end) keys.load(cache, walk, base, block_row);
-    int32_t next_block = walk.block_of(base + stride);
-    for (; base < walk.end; base += stride) {
-      ValueChunk values[4][kValueChunks];
-      load_values(cache, walk, base, block_row, values);
-      float scores[4] = {};
+    const int begin = walk.begin + wave * kStep;
+    Keys& keys = first.keys;
+    auto& values = first.values;
+    int32_t next_block = first.next_block;
+    for (int base = begin; base < walk.end; base += stride) {
+      if (!kHasValues || base > begin) load_values(cache, walk, base, block_row, values);
+      float scores[4];
       multiply_keys(keys, scores);
       float k_scale[Unit::kScoreRows], v_scale[Unit::kScoreRows];
       if constexpr (kQuantised) {
@@ -160,7 +305,7 @@ class MatrixWave {
         if constexpr (kQuantised) scores[i] += log2(v_scale[row]);
         if (!walk.sees(base + Unit::token_of_row(row))) scores[i] = -kInfinity;
       }
-      raise_to(scores);
+      raise_to(scores, !kHasValues || base > begin);
       float weights[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
@@ -208,52 +353,8 @@ class MatrixWave {
   }
 
  private:
-  struct Keys {
-    KeyChunk chunk[Unit::kRows][kKeyChunks];
-    float k_scale[Unit::kScoreRows], v_scale[Unit::kScoreRows];
-
-    template <class Walk>
-    __device__ __forceinline__ void load(const Cache<Stored>& cache, const Walk& walk, int base,
-                                         int64_t block_row) {
-      constexpr int kPitch = kKeyDim + Walk::kPad / sizeof(Stored);
-#pragma unroll
-      for (int slot = 0; slot < Unit::kRows; ++slot) {
-        const int64_t row = walk.row_of(base + Unit::row(slot), block_row);
-#pragma unroll
-        for (int c = 0; c < kKeyChunks; ++c) {
-          const Stored* from = cache.k + row * kPitch + (4 * c + Unit::part()) * kKeyChunk;
-          chunk[slot][c] = __builtin_nontemporal_load(reinterpret_cast<const KeyChunk*>(from));
-        }
-      }
-      if constexpr (kQuantised) {
-#pragma unroll
-        for (int i = 0; i < Unit::kScoreRows; ++i) {
-          const int64_t row = walk.row_of(base + Unit::token_of_row(i), block_row);
-          k_scale[i] = cache.k_scale[row];
-          v_scale[i] = cache.v_scale[row];
-        }
-      }
-    }
-  };
-
-  template <class Walk>
-  static __device__ __forceinline__ void load_values(const Cache<Stored>& cache, const Walk& walk,
-                                                     int base, int64_t block_row,
-                                                     ValueChunk (&values)[4][kValueChunks]) {
-    constexpr int kPitch = kValueDim + Walk::kPad / sizeof(Stored);
-#pragma unroll
-    for (int k = 0; k < 4; ++k) {
-      const int64_t row = walk.row_of(base + Unit::token_at(k), block_row);
-#pragma unroll
-      for (int c = 0; c < kValueChunks; ++c) {
-        const int lane_chunk = c * Unit::kRowLanes + Unit::row_lane();
-        const Stored* from = cache.v + row * kPitch + lane_chunk * kValueChunk;
-        values[k][c] = __builtin_nontemporal_load(reinterpret_cast<const ValueChunk*>(from));
-      }
-    }
-  }
-
   __device__ __forceinline__ void multiply_keys(const Keys& keys, float (&scores)[4]) const {
+    float chains[Unit::kChains][4] = {};
 #pragma unroll
     for (int c = 0; c < kKeyChunks; ++c) {
 #pragma unroll
@@ -263,13 +364,17 @@ class MatrixWave {
         for (int slot = 0; slot < Unit::kRows; ++slot) {
           decode::load_quad(keys.chunk[slot][c], quad, rows[slot]);
         }
-        Unit::multiply(scores, rows, query_[c][quad]);
+        Unit::multiply(chains[quad % Unit::kChains], rows, query_[c][quad]);
       }
+    }
+    for (int i = 0; i < 4; ++i) {
+      scores[i] = chains[0][i];
+      for (int chain = 1; chain < Unit::kChains; ++chain) scores[i] += chains[chain][i];
     }
   }
 
-  // Moves to the maximum of the scores, if it is higher.
-  __device__ __forceinline__ void raise_to(const float (&scores)[4]) {
+  // Moves to the maximum of the scores, if it is higher. `has_output`: there is something to scale.
+  __device__ __forceinline__ void raise_to(const float (&scores)[4], bool has_output) {
     float higher[Unit::kLaneColumns];
     bool rises = false;
 #pragma unroll
@@ -289,6 +394,7 @@ class MatrixWave {
       highest_[i] = higher[i];
       total_[i] *= factor[i];
     }
+    if (!has_output) return;
 #pragma unroll
     for (auto& part : output_) {
 #pragma unroll

@@ -15,6 +15,14 @@ namespace decode {
 
 inline constexpr int kTileTokens = 16;
 
+// Has a line of memory come into the L2 cache, where there is an instruction for it.
+inline constexpr int kLineBytes = 128;
+__device__ __forceinline__ void fetch_line([[maybe_unused]] const void* line) {
+#if RF_NVIDIA
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(line));
+#endif
+}
+
 // The instruction C[16 x kColumns] += A[16 x 16] * B[16 x kColumns]. For a lane:
 //
 // - row(slot) are its kRows rows of A; kRowLanes values of row_lane() share the rows
@@ -28,6 +36,7 @@ inline constexpr int kTileTokens = 16;
 // mma.m16n8k16: see mma_attention.h.
 struct Unit {
   static constexpr bool kTakesHalves = true;  // of a cache as they are
+  static constexpr int kChains = 2;           // see matrix.h
   static constexpr int kColumns = 8;
   static constexpr int kRows = 2;
   static constexpr int kRowLanes = 8;
@@ -123,6 +132,7 @@ struct Unit {
   // On CDNA2 (gfx90a) the smallest halves would count as zero, and vector instructions keep up with
   // a cache of halves.
   static constexpr bool kTakesHalves = false;
+  static constexpr int kChains = 1;
   static constexpr int kColumns = 16;
   static constexpr int kRows = 1;
   static constexpr int kRowLanes = 16;

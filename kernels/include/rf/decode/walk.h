@@ -27,6 +27,22 @@ struct TokenWalk {
     return block_row + min(token, context - 1) % kBlockTokens;
   }
   __device__ __forceinline__ bool sees(int token) const { return token >= first && token < end; }
+  // The same for a context of `tokens` tokens.
+  __device__ __forceinline__ TokenWalk until(int tokens) const {
+    return {blocks, kv_head, kv_heads, begin, min(end, tokens), first, min(context, tokens)};
+  }
+};
+
+// The newest token of one kv head as the cache stores it, in LDS.
+template <class Stored, int kKeyDim, int kValueDim>
+struct NewRow {
+  using Key = typename CacheType<Stored>::Key;
+  using Value = typename CacheType<Stored>::Value;
+  static constexpr int kKeyWords = kKeyDim * sizeof(Key) / 4;
+  static constexpr int kValueWords = kValueDim / kPacked<Value> * sizeof(Value) / 4;
+  alignas(16) Key key[kKeyDim];
+  alignas(16) Value value[kValueDim / kPacked<Value>];
+  float k_scale, v_scale;
 };
 
 // The first tokens of one block of the cache, in rows of their own.
@@ -42,6 +58,7 @@ struct BlockWalk {
     return min(token, end - 1);
   }
   __device__ __forceinline__ bool sees(int token) const { return token < end; }
+  __device__ __forceinline__ BlockWalk until(int tokens) const { return {min(end, tokens)}; }
 };
 
 // Calls visit(0), visit(1), ..., visit(kCount - 1). No loop, not even one of a single turn: what

@@ -104,7 +104,11 @@ __forceinline__ uint32_t byte_select(uint32_t low, uint32_t high, uint32_t selec
 namespace rf {
 
 // Kernels begin when the one before them has ended.
+#if RF_AS_HOPPER
+inline constexpr bool kBeginsEarly = true;
+#else
 inline constexpr bool kBeginsEarly = false;
+#endif
 template <class... Pointer>
 __forceinline__ void wait_for_previous(Pointer...) {}
 __forceinline__ void let_next_begin() {}
