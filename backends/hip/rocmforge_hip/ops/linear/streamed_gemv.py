@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from rocmforge_hip.device.constants import QUANT_BLOCK
 from rocmforge_hip.device.driver import Dim3
 from rocmforge_hip.device.kernel import Kernel
 from rocmforge_hip.device.library import KernelLibrary
@@ -18,7 +17,7 @@ STREAMED: Final = frozenset({"q4_k", "q6_k"})
 """The formats that `gemv_stream.h` knows."""
 
 _STREAMED_GATED: Final = frozenset({"q4_k"})
-_LEAST_FEATURES: Final = 5120  # of x; with fewer, it was not measured to be faster
+_LEAST_FEATURES: Final = 4096  # of x, and of sums; with fewer, it was not measured to be faster
 
 
 class StreamedGemv:
@@ -60,12 +59,8 @@ class StreamedGemv:
         return matrix.format.name in _STREAMED_GATED and self.takes((matrix,))
 
     def takes_deferred(self, matrix: Matrix) -> bool:
-        """Returns whether a product is added to the residual so.
-
-        That is where there are more units of columns than compute units: the other kernel has one
-        block on each, and so a second round.
-        """
-        return self.takes((matrix,)) and matrix.out_features // QUANT_BLOCK > self._units
+        """Returns whether a product is added to the residual so."""
+        return self.takes((matrix,)) and matrix.out_features >= _LEAST_FEATURES
 
     def mixed(self, tiles: int) -> tuple[Kernel[...], tuple[Dim3, int]]:
         """Returns the kernel for up to three matrices, and its grid and threads."""
