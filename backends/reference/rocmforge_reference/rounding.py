@@ -34,7 +34,8 @@ def to_int8(x: Float32Array, group: int, most: np.float32 = _LARGEST_INT8) -> Fl
         most: The largest magnitude that is stored, 127 of a byte.
     """
     size = group if x.shape[-1] % group == 0 else x.shape[-1]
-    parts = x.reshape(*x.shape[:-1], -1, size)
+    # Their number is said, as nothing could be concluded from no rows at all.
+    parts = x.reshape(*x.shape[:-1], x.shape[-1] // size, size)
     scales = np.abs(parts).max(axis=-1, keepdims=True) / most
     scales = np.where(scales > 0, scales, np.float32(1))
     rounded: Float32Array = (np.rint(parts / scales) * scales).reshape(x.shape)
@@ -50,7 +51,8 @@ def turned(x: Float32Array) -> Float32Array:
     number = np.arange(_GROUP)
     odd = np.bitwise_count(number[:, None] & number) % 2
     matrix = (1 - 2 * odd.astype(np.float32)) / np.sqrt(np.float32(_GROUP))
-    result: Float32Array = (x.reshape(*x.shape[:-1], -1, _GROUP) @ matrix).reshape(x.shape)
+    parts = x.reshape(*x.shape[:-1], x.shape[-1] // _GROUP, _GROUP)
+    result: Float32Array = (parts @ matrix).reshape(x.shape)
     return result
 
 

@@ -82,6 +82,18 @@ def test_rounding_changes_a_little_and_more_with_fewer_bits(tmp_path: Path) -> N
         assert 1e-5 < errors[1] < errors[2] < 0.02 < 2 * errors[3] < 4 * errors[4] < 2
 
 
+@pytest.mark.parametrize(("kv_dtype", "activation_bits"), [("f16", 16), ("int8", 8)])
+def test_parts_of_a_text_without_places_are_rounded_too(
+    kv_dtype: str, activation_bits: int, tmp_path: Path
+) -> None:
+    with ExitStack() as stack:
+        runner = load_reference(stack, write_model(by_name("llama"), tmp_path), ONE)
+        assert isinstance(runner, Rounding)
+        scorer = Scorer(runner.rounded(kv_dtype, activation_bits), chunk=7)
+        last = range(len(PROMPT) - 3, len(PROMPT))
+        assert scorer.score(PROMPT, last, 3) == scorer.score(PROMPT, range(1, len(PROMPT)), 3)[-3:]
+
+
 def test_numbers_are_rounded_as_said() -> None:
     x = np.array([[1.0, 0.5, 1 / 3, -1e9], [254.0, 1.0, 0.9, 0.0]], np.float32)
     assert to_half(x)[0].tolist() == [1.0, 0.5, 0.333251953125, -65504.0]
