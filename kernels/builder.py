@@ -232,7 +232,9 @@ def build_library(sources: Sequence[Path], include: Sequence[Path], output: Path
     directory = CACHE_DIR / "libraries" / key.hexdigest()[:16]
     _make(directory, lambda scratch: compile_library(sources, include, scratch / output.name))
     output.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(output, (directory / output.name).read_bytes())
+    # One process at a time: another one may have it loaded, and load it again by another name.
+    with locked(directory.with_name(f".{directory.name}.lock")):
+        replace_file(output, (directory / output.name).read_bytes())
 
 
 @contextmanager

@@ -9,11 +9,12 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from threading import Barrier
 
 import pytest
 
 from kernels.build import build, install
-from kernels.builder import Builder
+from kernels.builder import Builder, build_library
 from kernels.code_object import kernel_metadata
 from kernels.compiler import CompileError, find_compiler, wait_for_previous
 from kernels.report import kernel_code
@@ -123,6 +124,21 @@ def test_who_wants_the_same_kernels_at_once_compiles_them_once(tmp_path: Path) -
     steps = [line for line in log.read_text().splitlines() if line.startswith("-cc1")]
     assert len(steps) == 3, steps  # the interface, the assembly, the object
     assert sorted(os.listdir(tmp_path / "lib/gfx1030")) == ["manifest.json", "softcap.co"]
+
+
+def test_who_wants_a_library_at_once_gets_one_file(tmp_path: Path) -> None:
+    source = tmp_path / "nothing.c"
+    source.write_text("int nothing;")
+    together = Barrier(8)
+
+    def file_number(path: Path) -> int:
+        together.wait()
+        build_library([source], (), path)
+        return path.stat().st_ino
+
+    with ThreadPoolExecutor(8) as pool:
+        for n in range(10):
+            assert len(set(pool.map(file_number, [tmp_path / str(n) / "nothing.so"] * 8))) == 1
 
 
 def test_a_library_may_leave_kernels_out(tmp_path: Path) -> None:
