@@ -50,7 +50,7 @@ _MATRIX_THREADS_PER_CU: Final = 512
 _WIDE_BLOCKS_PER_CU: Final = 4
 _STREAMED_ROWS_PER_CU: Final = 192
 _ROUTE_LOGITS_PER_CU: Final = 960
-_LEAST_WIDE_ROWS: Final = 512  # of a GEMM; below, blocks of so many rows leave units idle
+_LEAST_WIDE_ROWS: Final = 257  # of a GEMM; fewer are one block of so many
 _WIDE_STEP: Final = 2  # quant blocks that they multiply at once
 MATRIX_QUANT_BLOCKS: Final = 8
 """The least quant blocks in a row that int8 matrix instructions multiply."""
