@@ -34,7 +34,7 @@ _NOT_ASKED: Final = (
 
 def documents() -> list[Path]:
     """Returns the documents that people write; the reference pages are made from the code."""
-    return sorted((*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")))
+    return sorted((*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("docs/benchmarks/*.md")))
 
 
 def findings(paths: Sequence[Path]) -> Iterator[str]:
