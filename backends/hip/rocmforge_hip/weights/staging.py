@@ -23,6 +23,7 @@ from rocmforge.checkpoint.file_reads import THREADS, FileRead
 from rocmforge.checkpoint.locator import FilePart
 from rocmforge_hip.device.driver import Driver
 from rocmforge_hip.device.memory import DeviceArray, Memory, spec
+from rocmforge_hip.weights.formats import round_up
 
 Bytes = npt.NDArray[np.uint8]
 _NAME: Final = "loading weights"
@@ -74,7 +75,7 @@ class StagingRing:
         self._stage_bytes = stage_bytes
         self._pool = ThreadPoolExecutor(THREADS, "rocmforge-load")
         self._memory = Memory(driver)
-        step = stage_bytes + -stage_bytes % _PAGE
+        step = round_up(stage_bytes, _PAGE)
         self._host = self._memory.huge_pages(RING * step, _NAME)
         self._stages = [
             StagingBuffer(self._host.bytes[start : start + stage_bytes], address, FileRead())

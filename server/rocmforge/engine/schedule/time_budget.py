@@ -28,7 +28,9 @@ class TimeBudget:
 
     def __init__(self, costs: StepCosts, decodes: StepWork, max_stall_ns: int) -> None:
         prices = costs.prices
-        self._prices = Prices(*[0.0] * 8) if prices is None else prices.scaled(costs.margin)
+        self._prices = (
+            Prices(*[0.0] * len(Prices._fields)) if prices is None else prices.scaled(costs.margin)
+        )
         spent = self._prices.of(decodes)
         self._tokens_ns = self._prices.of_tokens(decodes.tokens)
         self._fixed_ns = spent - self._tokens_ns
@@ -99,8 +101,7 @@ class TimeBudget:
         """Spends what these tokens take."""
         self._tokens += count
         self._tokens_left -= count
-        tokens_ns, before = self._prices.of_tokens(self._tokens), self._tokens_ns
+        before, self._tokens_ns = self._tokens_ns, self._prices.of_tokens(self._tokens)
         others_ns = self._prices.pair * pairs_of(start, count) + self._prices.row * rows
-        self._tokens_ns = tokens_ns
-        self._left_ns -= tokens_ns - before + others_ns
+        self._left_ns -= self._tokens_ns - before + others_ns
         self._half_ns -= self._prices.filled * count + others_ns
