@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rocmforge.api.generate.schema import ChatChunk, ChatChunkChoice, Delta
-from rocmforge.api.http.sse import TextEvent, event
+from rocmforge.api.http.sse import TextEvent, comment, event
 
 
 def chunk(text: str) -> ChatChunk:
@@ -22,11 +22,20 @@ def test_a_prepared_event_equals_one_that_is_encoded_whole(text: str) -> None:
 
 
 @given(st.text(alphabet=st.characters(codec="utf-8")))
+@example("\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029")
 def test_an_event_is_one_line_whatever_the_text(text: str) -> None:
     framed = event(chunk(text)).decode()
-    # What Python calls a line break is wider than what the format does: CR, LF and CRLF.
-    assert framed.endswith("\n\n")
-    assert "\n" not in framed[:-2]
-    assert "\r" not in framed
-    data = json.loads(framed.removeprefix("data: "))
+    # To the format, lines end at CR, LF and CRLF. Clients that use Python's `splitlines` or
+    # `iter_lines` of httpx end them at eight more characters.
+    line, empty = framed.splitlines()
+    assert not empty
+    data = json.loads(line.removeprefix("data: "))
     assert data["choices"][0]["delta"]["content"] == text
+
+
+@given(st.text(alphabet=st.characters(codec="utf-8")))
+@example("\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029")
+def test_a_comment_is_one_line_whatever_the_text(text: str) -> None:
+    line, empty = comment(text).decode().splitlines()
+    assert line.startswith(": ")
+    assert not empty

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 from litestar.types import Receive, Scope, Send
@@ -24,6 +24,12 @@ EVENT_STREAM_HEADERS = {
 }
 
 _KEEP_ALIVE = b": keep-alive\n\n"
+# Line breaks to Python's `str.splitlines`, and so to `httpx.Response.iter_lines` and clients built
+# on either, but neither to the format of events nor to JSON, whose encoders let them pass. Each
+# occurs in UTF-8 as itself only.
+_ESCAPES: Final = tuple(
+    (character.encode(), f"\\u{ord(character):04x}".encode()) for character in "\x85\u2028\u2029"
+)
 _PLACEHOLDER = "\0"
 _ENCODED_PLACEHOLDER = msgspec.json.encode(_PLACEHOLDER)
 
@@ -48,13 +54,13 @@ def named_event(data: NamedEvent) -> bytes:
 
 
 def frame(data: bytes) -> bytes:
-    """Frames one event of JSON that is already encoded (and so holds no line break)."""
-    return b"data: " + data + b"\n\n"
+    """Frames one event of JSON that is already encoded."""
+    return b"data: " + _one_line(data) + b"\n\n"
 
 
 def comment(text: str) -> bytes:
     """Encodes a comment, which clients read and ignore."""
-    return b": " + text.replace("\n", " ").encode() + b"\n\n"
+    return b": " + " ".join(text.splitlines()).encode() + b"\n\n"
 
 
 class TextEvent:
@@ -70,7 +76,7 @@ class TextEvent:
 
     def fill(self, text: str) -> bytes:
         """Returns the event with `text` in it."""
-        return self._head + msgspec.json.encode(text) + self._tail
+        return self._head + _one_line(msgspec.json.encode(text)) + self._tail
 
 
 class EventStream:
@@ -135,6 +141,14 @@ class EventStream:
                 self._has_left = True
                 streaming.cancel()
                 return
+
+
+def _one_line(encoded: bytes) -> bytes:
+    """Escapes in JSON what some clients take for the end of a line."""
+    if not encoded.isascii():
+        for character, escape in _ESCAPES:
+            encoded = encoded.replace(character, escape)
+    return encoded
 
 
 def encoded_headers(headers: dict[str, str]) -> list[tuple[bytes, bytes]]:
