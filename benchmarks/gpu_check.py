@@ -42,6 +42,7 @@ def main() -> int:
     parser.add_argument("model", type=Path)
     parser.add_argument("--oracle", help="name of a file of tests/data/models/oracle")
     parser.add_argument("--batches", default="1,8,16,64", help="batch sizes to measure")
+    parser.add_argument("--depths", default="128,4096", help="of contexts, to measure decode at")
     parser.add_argument("--context", type=int, default=4608)
     parser.add_argument("--steps", type=int, default=64, help="decode steps of a measurement")
     parser.add_argument("--long", type=int, default=0, help="tokens of a prompt taken in chunks")
@@ -58,6 +59,7 @@ def main() -> int:
     )
     options = parser.parse_args()
     batches = [int(size) for size in options.batches.split(",")]
+    depths = [int(depth) for depth in options.depths.split(",")]
     started = time.perf_counter()
     loaded = load_runner(
         options.model,
@@ -77,7 +79,7 @@ def main() -> int:
         print(f"load: {seconds:.2f} s, {rate:.2f} GB/s of weights")
         print(next(note for note in info.notes if note.startswith("decode steps")))
         is_right = _check(Driver(runner), options.oracle) if options.oracle else True
-        measure(runner, batches, options.steps)
+        measure(runner, batches, depths, options.steps)
         if options.long:
             measure_long(runner, options.long)
     return 0 if is_right else 1
@@ -158,7 +160,7 @@ def _wrong(got: Sequence[int], ids: Sequence[int], gaps: Sequence[float]) -> lis
     ]
 
 
-def measure(runner: Runner, batches: Iterable[int], steps: int) -> None:
+def measure(runner: Runner, batches: Iterable[int], depths: Iterable[int], steps: int) -> None:
     """Prints how fast prompts and batches are."""
     info = runner.info
     step_id = 1_000_000
@@ -174,7 +176,7 @@ def measure(runner: Runner, batches: Iterable[int], steps: int) -> None:
             times.append(runner.collect().device_ns / 1e9)
             step_id += 1
         print(f"prefill {length}: {length / min(times):,.0f} tokens/s")
-    for depth in (128, 4096):
+    for depth in depths:
         for batch in batches:
             step_id = _measure_decode(runner, batch, depth, steps, per_sequence, step_id)
 
