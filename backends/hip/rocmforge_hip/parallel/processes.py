@@ -45,7 +45,7 @@ class WorkerProcess:
             )
         self.connection: Connection[Any, Any] = ours
 
-    def send(self, data: bytes | memoryview) -> None:
+    def send(self, data: bytes) -> None:
         """Sends a pickled message.
 
         Raises:
@@ -104,7 +104,7 @@ class Workers:
         Raises:
             RankFailed: One is gone.
         """
-        data = ForkingPickler.dumps(message)
+        data = _pickled(message)
         for worker in self._workers:
             self._send(worker, data)
 
@@ -115,9 +115,9 @@ class Workers:
             RankFailed: One is gone.
         """
         for rank, worker in enumerate(self._workers, 1):
-            self._send(worker, ForkingPickler.dumps(message(rank)))
+            self._send(worker, _pickled(message(rank)))
 
-    def _send(self, worker: WorkerProcess, data: bytes | memoryview) -> None:
+    def _send(self, worker: WorkerProcess, data: bytes) -> None:
         try:
             worker.send(data)
         except OSError:
@@ -201,3 +201,9 @@ class Workers:
             self._watcher.join(_ABORT_S)
         for worker in self._workers:
             worker.connection.close()
+
+
+def _pickled(message: object) -> bytes:
+    # A copy, as an error that is kept has frames that keep this, too: what is collected in one
+    # circle with a buffer that is lent to a view makes Python 3.13 write an error to stderr.
+    return bytes(ForkingPickler.dumps(message))
