@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rocmforge.backend.step import StepOutput
-from rocmforge_hip.ops.step import VARIANTS
+from rocmforge_hip.ops.step.variants import VARIANTS
 from rocmforge_hip.run.runner import HipRunner
 from rocmforge_hip.run.variant_choice import StepVariants
 from tests.backend.driving import Chunk, Driver, Want

@@ -13,7 +13,7 @@ from rocmforge.backend.protocol import LoadOptions
 from rocmforge.backend.step import StepOutput
 from rocmforge_hip.device.kernel import Kernel
 from rocmforge_hip.load import loading
-from rocmforge_hip.ops.step import VARIANTS
+from rocmforge_hip.ops.step.variants import VARIANTS
 from rocmforge_hip.run.runner import HipRunner
 from rocmforge_hip.run.trials import variants
 from rocmforge_hip.run.variant_choice import StepVariants

@@ -27,7 +27,8 @@ from rocmforge_hip.ops.activations import Activation
 from rocmforge_hip.ops.experts.latent import LatentKernels
 from rocmforge_hip.ops.geometry import Geometry
 from rocmforge_hip.ops.model_ops import HipOps
-from rocmforge_hip.ops.step import StagedRows, StepLayout
+from rocmforge_hip.ops.step.device_step import StagedRows
+from rocmforge_hip.ops.step.layout import StepLayout
 from rocmforge_hip.verify import workbench
 from rocmforge_hip.verify.cases import Group
 from rocmforge_hip.verify.selfcheck import all_groups, run_group

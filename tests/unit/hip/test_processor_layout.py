@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from rocmforge.backend.step import ProcessorBatch
-from rocmforge_hip.ops.processor_arrays import UseSizes, launches
-from rocmforge_hip.ops.step import ListSizes, StepLayout, StepShape
+from rocmforge_hip.ops.step.layout import StepLayout
+from rocmforge_hip.ops.step.needs import ListSizes
+from rocmforge_hip.ops.step.processor_arrays import UseSizes, launches
+from rocmforge_hip.ops.step.shape import StepShape
 
 SHAPE = StepShape(tokens=4, sequences=4, rows=4, blocks=8, decodes=4, prefills=0, longest_prefill=0)
 

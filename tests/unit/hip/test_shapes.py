@@ -11,7 +11,7 @@ import pytest
 from rocmforge.backend.step import MAX_KEPT_STATES, StepInput
 from rocmforge_hip.device.constants import BLOCK_TOKENS
 from rocmforge_hip.ops.activations import StepLimits
-from rocmforge_hip.ops.step import StepShape
+from rocmforge_hip.ops.step.shape import StepShape
 from rocmforge_hip.run.shapes import StepShapes
 from tests.backend.driving import Chunk, make_step, with_states
 

@@ -15,14 +15,10 @@ import pytest
 from rocmforge.backend.step import MAX_KEPT_STATES, NO_SLOT, StepInput
 from rocmforge_hip.device.memory import DeviceArray, HostCopies
 from rocmforge_hip.device.records import named_leaves
-from rocmforge_hip.ops.step import (
-    ListSizes,
-    SamplingNeeds,
-    StateLaunch,
-    StepLayout,
-    StepShape,
-)
-from rocmforge_hip.ops.step_output import OutputLayout
+from rocmforge_hip.ops.step.layout import StepLayout
+from rocmforge_hip.ops.step.needs import ListSizes, SamplingNeeds
+from rocmforge_hip.ops.step.output import OutputLayout
+from rocmforge_hip.ops.step.shape import StateLaunch, StepShape
 from rocmforge_hip.run.checked_drafts import as_decodes
 from rocmforge_hip.run.embeddings import RowStaging
 from rocmforge_hip.run.shapes import exact_shape

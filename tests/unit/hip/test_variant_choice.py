@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from rocmforge_hip.ops.step import PLAIN, VARIANTS, StepShape
+from rocmforge_hip.ops.step.shape import StepShape
+from rocmforge_hip.ops.step.variants import PLAIN, VARIANTS
 from rocmforge_hip.run.variant_choice import ChoiceFile, StepVariants, VariantChoice
 
 SHAPE = StepShape(tokens=1, sequences=1, rows=1, blocks=8, decodes=1, prefills=0, longest_prefill=0)

@@ -28,14 +28,10 @@ from rocmforge_hip.load.activation_plan import plan_activations
 from rocmforge_hip.ops.activations import ActivationArrays, StepLimits
 from rocmforge_hip.ops.cached_attention import LayerCache, stored_type
 from rocmforge_hip.ops.geometry import Geometry
-from rocmforge_hip.ops.processor_arrays import UseSizes
-from rocmforge_hip.ops.step import (
-    ListSizes,
-    PredictorUse,
-    StateLaunch,
-    StepLayout,
-    StepShape,
-)
+from rocmforge_hip.ops.step.layout import StepLayout
+from rocmforge_hip.ops.step.needs import ListSizes
+from rocmforge_hip.ops.step.processor_arrays import UseSizes
+from rocmforge_hip.ops.step.shape import PredictorUse, StateLaunch, StepShape
 from rocmforge_hip.weights.adapters import (
     adapter_bytes,
     most_tiles,

@@ -65,7 +65,7 @@ class SamplingArrays(Generic[X]):
     highest: X  # [parts] of value and token
     drawn: X  # [parts] of value and token
     limits: X  # uint32 [L], of what may be drawn
-    output: X  # int32, the results of the largest step: see `step_output`
+    output: X  # int32, the results of the largest step: see `step/output.py`
 
     def tokens(self: SamplingArrays[DeviceArray]) -> DeviceArray:
         """Returns the results of rows, which begin with their tokens."""

@@ -30,7 +30,7 @@ from rocmforge_hip.ops.activations import Activation, ActivationArrays
 from rocmforge_hip.ops.geometry import Geometry, whole_waves
 from rocmforge_hip.ops.linear.products import LinearKernels
 from rocmforge_hip.ops.operands import empty, f16_of, f32_of, optional_vector
-from rocmforge_hip.ops.step import DeviceStep
+from rocmforge_hip.ops.step.device_step import DeviceStep
 from rocmforge_hip.weights.formats import Weight, ceil_div
 
 _THREADS: Final = 256

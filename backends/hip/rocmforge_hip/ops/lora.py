@@ -13,7 +13,7 @@ from rocmforge_hip.kernels import products as kernels
 from rocmforge_hip.ops.activations import Activation, ActivationArrays
 from rocmforge_hip.ops.linear.products import LinearKernels
 from rocmforge_hip.ops.operands import empty, f32_of
-from rocmforge_hip.ops.step import DeviceStep
+from rocmforge_hip.ops.step.device_step import DeviceStep
 from rocmforge_hip.weights.adapters import TILE, AdapterArrays, features_of_split
 from rocmforge_hip.weights.formats import Matrix, MatrixPart, ceil_div
 from rocmforge_hip.weights.products import Product

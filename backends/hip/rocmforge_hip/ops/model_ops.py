@@ -40,7 +40,7 @@ from rocmforge_hip.ops.norms import RmsNorms, norms_of
 from rocmforge_hip.ops.operands import empty, f16_of, f32_of, part_of
 from rocmforge_hip.ops.recurrent.layers import RecurrentLayers
 from rocmforge_hip.ops.rows import HiddenRows, PerLayerRows, RowKernels
-from rocmforge_hip.ops.step import DeviceStep
+from rocmforge_hip.ops.step.device_step import DeviceStep
 from rocmforge_hip.ops.sums import Sums
 from rocmforge_hip.weights.formats import Matrix, MatrixPart, Weight
 from rocmforge_hip.weights.products import Product

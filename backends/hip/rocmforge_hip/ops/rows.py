@@ -14,7 +14,7 @@ from rocmforge_hip.kernels import rows as row_kernels
 from rocmforge_hip.ops.activations import Activation, PerLayerArrays
 from rocmforge_hip.ops.norms import norm_threads, row_blocks
 from rocmforge_hip.ops.operands import f32_of, optional_vector, part_of, vector_of
-from rocmforge_hip.ops.step import DeviceStep
+from rocmforge_hip.ops.step.device_step import DeviceStep
 from rocmforge_hip.weights.formats import FLOAT_FORMATS, Matrix, Weight, ceil_div
 
 _EMBED_THREADS: Final = 64

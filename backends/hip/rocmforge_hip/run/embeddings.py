@@ -16,7 +16,7 @@ import numpy.typing as npt
 from rocmforge.backend.arrays import Float32Array, Int32Array
 from rocmforge_hip.device.memory import HostCopies, PinnedBuffer
 from rocmforge_hip.device.opening import Device
-from rocmforge_hip.ops.step import StagedRows
+from rocmforge_hip.ops.step.device_step import StagedRows
 from rocmforge_hip.run.pipeline import Lane
 
 

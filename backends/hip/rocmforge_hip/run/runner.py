@@ -40,18 +40,13 @@ from rocmforge_hip.ops.activations import MAX_TOP_LOGPROBS, Activation, Activati
 from rocmforge_hip.ops.model_ops import HipOps
 from rocmforge_hip.ops.operands import empty, f32_of
 from rocmforge_hip.ops.sampling.sampler import Sampler
-from rocmforge_hip.ops.step import (
-    NO_LISTS,
-    PLAIN,
-    DeviceStep,
-    ListSizes,
-    PredictorUse,
-    SamplingNeeds,
-    StepArrays,
-    StepLayout,
-    StepShape,
-)
-from rocmforge_hip.ops.step_output import OutputLayout
+from rocmforge_hip.ops.step.arrays import StepArrays
+from rocmforge_hip.ops.step.device_step import DeviceStep
+from rocmforge_hip.ops.step.layout import StepLayout
+from rocmforge_hip.ops.step.needs import NO_LISTS, ListSizes, SamplingNeeds
+from rocmforge_hip.ops.step.output import OutputLayout
+from rocmforge_hip.ops.step.shape import PredictorUse, StepShape
+from rocmforge_hip.ops.step.variants import PLAIN
 from rocmforge_hip.run.axes import AxisRows
 from rocmforge_hip.run.block_copies import BlockCopies, Stored
 from rocmforge_hip.run.checked_drafts import as_decodes

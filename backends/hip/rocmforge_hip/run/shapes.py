@@ -9,7 +9,7 @@ import numpy as np
 from rocmforge.backend.step import MAX_KEPT_STATES, StepInput
 from rocmforge_hip.device.constants import BLOCK_TOKENS
 from rocmforge_hip.ops.activations import StepLimits
-from rocmforge_hip.ops.step import PredictorUse, StateLaunch, StepShape, in_turn
+from rocmforge_hip.ops.step.shape import PredictorUse, StateLaunch, StepShape, in_turn
 from rocmforge_hip.weights.adapters import most_tiles, tile_rows
 from rocmforge_hip.weights.formats import ceil_div, round_up
 

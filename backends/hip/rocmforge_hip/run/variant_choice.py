@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rocmforge_hip.device.constants import BLOCK_TOKENS
-from rocmforge_hip.ops.step import VARIANTS, StepShape, StepVariant
+from rocmforge_hip.ops.step.shape import StepShape
+from rocmforge_hip.ops.step.variants import VARIANTS, StepVariant
 
 logger = logging.getLogger(__name__)
 

@@ -16,7 +16,8 @@ from rocmforge_hip.device.constants import BLOCK_TOKENS, MAX_SINK_DIM
 from rocmforge_hip.device.heads import CACHED_HEADS, FULL_HEADS, HeadSize
 from rocmforge_hip.device.memory import DeviceArray
 from rocmforge_hip.ops.activations import Activation
-from rocmforge_hip.ops.step import VARIANTS, DeviceStep
+from rocmforge_hip.ops.step.device_step import DeviceStep
+from rocmforge_hip.ops.step.variants import VARIANTS
 from rocmforge_hip.run.block_copies import BlockCopies
 from rocmforge_hip.run.teams import form_teams
 from rocmforge_hip.verify import oracle

@@ -17,7 +17,7 @@ from rocmforge.models.weights import present
 from rocmforge_hip.device.memory import DeviceArray
 from rocmforge_hip.ops.activations import Activation, ExpertArrays
 from rocmforge_hip.ops.geometry import groups_experts
-from rocmforge_hip.ops.step import VARIANTS
+from rocmforge_hip.ops.step.variants import VARIANTS
 from rocmforge_hip.verify import oracle
 from rocmforge_hip.verify.cases import Case, Group, error, values_of
 from rocmforge_hip.verify.matrices import completed_errors, exact_activation, largest_of_blocks

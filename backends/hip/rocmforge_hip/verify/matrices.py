@@ -18,7 +18,8 @@ from rocmforge.models.weights import present
 from rocmforge_hip.device.constants import QUANT_BLOCK
 from rocmforge_hip.ops.activations import Activation
 from rocmforge_hip.ops.geometry import MAX_GEMV_ROWS
-from rocmforge_hip.ops.step import VARIANTS, DeviceStep
+from rocmforge_hip.ops.step.device_step import DeviceStep
+from rocmforge_hip.ops.step.variants import VARIANTS
 from rocmforge_hip.verify import oracle
 from rocmforge_hip.verify.cases import Array, Case, Group, error, values_of
 from rocmforge_hip.verify.rows import int8_error, random_values

@@ -21,7 +21,7 @@ from rocmforge_hip.device.memory import DeviceArray
 from rocmforge_hip.ops.activations import Activation, Forms, PerLayerArrays
 from rocmforge_hip.ops.operands import empty, part_of
 from rocmforge_hip.ops.rows import HiddenRows, PerLayerRows, RowKernels
-from rocmforge_hip.ops.step import StagedRows
+from rocmforge_hip.ops.step.device_step import StagedRows
 from rocmforge_hip.verify import oracle
 from rocmforge_hip.verify.cases import Case, Group, error, values_of
 from rocmforge_hip.verify.workbench import Recipe, Workbench

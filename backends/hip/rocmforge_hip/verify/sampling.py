@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from rocmforge.backend.step import SamplingBatch
 from rocmforge_hip.ops.activations import Activation
-from rocmforge_hip.ops.step_output import OutputLayout
+from rocmforge_hip.ops.step.output import OutputLayout
 from rocmforge_hip.verify import oracle
 from rocmforge_hip.verify.cases import Case, Group, error
 from rocmforge_hip.verify.workbench import Recipe, Workbench

@@ -35,7 +35,9 @@ from rocmforge_hip.load.model import ModelLoading
 from rocmforge_hip.ops.activations import Activation, Forms
 from rocmforge_hip.ops.geometry import geometry_of
 from rocmforge_hip.ops.sampling.sampler import Sampler
-from rocmforge_hip.ops.step import DeviceStep, ListSizes, SamplingNeeds, StepLayout
+from rocmforge_hip.ops.step.device_step import DeviceStep
+from rocmforge_hip.ops.step.layout import StepLayout
+from rocmforge_hip.ops.step.needs import ListSizes, SamplingNeeds
 from rocmforge_hip.run.expert_cache import open_expert_cache
 from rocmforge_hip.run.runner import Model
 from rocmforge_hip.run.shapes import exact_shape

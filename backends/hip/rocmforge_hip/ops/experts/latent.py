@@ -24,7 +24,7 @@ from rocmforge_hip.ops.experts.pairs import down_kernels
 from rocmforge_hip.ops.linear.gemv import GEMV_OUTPUTS
 from rocmforge_hip.ops.linear.products import LinearKernels
 from rocmforge_hip.ops.operands import empty, f16_of, f32_of, part_of, vector_of
-from rocmforge_hip.ops.step import DeviceStep
+from rocmforge_hip.ops.step.device_step import DeviceStep
 from rocmforge_hip.weights.formats import Matrix, Weight, ceil_div
 
 _THREADS: Final = 256

@@ -16,7 +16,8 @@ from rocmforge_hip.ops.activations import Activation, ActivationArrays, DeltaArr
 from rocmforge_hip.ops.linear.products import LinearKernels
 from rocmforge_hip.ops.operands import empty, f32_of, optional_vector, vector_of
 from rocmforge_hip.ops.recurrent.kernels import RecurrentKernels
-from rocmforge_hip.ops.step import DeviceStep, StateLaunch
+from rocmforge_hip.ops.step.device_step import DeviceStep
+from rocmforge_hip.ops.step.shape import StateLaunch
 from rocmforge_hip.weights.formats import Weight
 
 _NO_FORMS: Final[Forms[DeviceArray]] = Forms()

@@ -18,8 +18,8 @@ from rocmforge_hip.jit.source import ARGUMENTS, MAX_SCRATCH_ROWS
 from rocmforge_hip.jit.toolchain import THREADS
 from rocmforge_hip.jit.worker import Made
 from rocmforge_hip.kernels.sampling import rf_logits_processor
-from rocmforge_hip.ops.processor_arrays import launches
-from rocmforge_hip.ops.step import DeviceStep
+from rocmforge_hip.ops.step.device_step import DeviceStep
+from rocmforge_hip.ops.step.processor_arrays import launches
 
 _SCRATCH_BYTES: Final = 64 << 20
 _POINTER_BYTES: Final = 8

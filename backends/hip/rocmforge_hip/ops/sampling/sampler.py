@@ -12,8 +12,8 @@ from rocmforge_hip.ops.activations import Activation, ActivationArrays
 from rocmforge_hip.ops.geometry import Geometry
 from rocmforge_hip.ops.operands import f32_of
 from rocmforge_hip.ops.sampling.processors import Processors
-from rocmforge_hip.ops.step import DeviceStep
-from rocmforge_hip.ops.step_output import OutputLayout
+from rocmforge_hip.ops.step.device_step import DeviceStep
+from rocmforge_hip.ops.step.output import OutputLayout
 from rocmforge_hip.weights.formats import ceil_div
 
 _THREADS: Final = 256

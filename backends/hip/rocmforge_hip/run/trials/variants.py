@@ -18,7 +18,7 @@ from rocmforge.backend.step import StepOutput
 from rocmforge_hip.device.constants import BLOCK_TOKENS
 from rocmforge_hip.ops.activations import StepLimits
 from rocmforge_hip.ops.geometry import MAX_GEMV_ROWS
-from rocmforge_hip.ops.step import VARIANTS
+from rocmforge_hip.ops.step.variants import VARIANTS
 from rocmforge_hip.run.runner import HipRunner
 from rocmforge_hip.run.trials.graph_check import Agree
 from rocmforge_hip.run.trials.steps import TURNS, TrialCase, TrialSteps, difference_of
