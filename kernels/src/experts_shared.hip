@@ -90,7 +90,7 @@ __device__ __forceinline__ void shared_down(const ExpertMatrices& experts, const
 // kMostSharedBlocks quant blocks, with block 256.
 #define RF_SHARED_GATE_UP(name, Format)                                                          \
   extern "C" __global__ __launch_bounds__(rf::kSharedThreads, 4) void                            \
-      rf_experts_shared_gate_up_##name(                                                          \
+      rf_experts_gate_up_shared_##name(                                                          \
           const uint8_t* __restrict__ weight, const int64_t* __restrict__ places,                \
           const int8_t* __restrict__ q, const rf::ActScale* __restrict__ scale,                  \
           const int32_t* __restrict__ chosen, const float* __restrict__ gate_bias,               \
@@ -111,7 +111,7 @@ __device__ __forceinline__ void shared_down(const ExpertMatrices& experts, const
 #define RF_SHARED_DOWN(name, Format, kRows)                                                        \
   extern "C" __global__ __launch_bounds__(                                                         \
       rf::kSharedThreads,                                                                          \
-      4) void rf_experts_shared_down_##name##_m##kRows(const uint8_t* __restrict__ weight,         \
+      4) void rf_experts_down_shared_##name##_m##kRows(const uint8_t* __restrict__ weight,         \
                                                        const int64_t* __restrict__ places,         \
                                                        const int8_t* __restrict__ q,               \
                                                        const rf::ActScale* __restrict__ scale,     \

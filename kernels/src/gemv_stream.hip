@@ -173,7 +173,7 @@ __device__ __forceinline__ void stream_deferred(const uint8_t* weight, const Act
 // As rf_gemv_deferred_mixed, of the formats that have pieces (formats.h). Grid: at least as many
 // blocks as there are matrices.
 extern "C" __global__
-__launch_bounds__(rf::kGemvThreads, rf::kStreamBlocks) void rf_gemv_stream_mixed(
+__launch_bounds__(rf::kGemvThreads, rf::kStreamBlocks) void rf_gemv_deferred_mixed_stream(
     const uint8_t* __restrict__ first_weight, const float* __restrict__ first_bias,
     float* first_out, int first_out_features, int first_format,
     const uint8_t* __restrict__ second_weight, const float* __restrict__ second_bias,
@@ -198,16 +198,12 @@ __launch_bounds__(rf::kGemvThreads, rf::kStreamBlocks) void rf_gemv_stream_mixed
 }
 
 // As rf_gemv_deferred_gated. Grid: any.
-extern "C" __global__ __launch_bounds__(
-    rf::kGemvThreads,
-    rf::kStreamBlocks) void rf_gemv_stream_gated(const uint8_t* __restrict__ weight,
-                                                 const int8_t* __restrict__ q,
-                                                 const rf::ActScale* __restrict__ scale,
-                                                 float* out_f32, rf::half* out_f16, int8_t* out_q,
-                                                 rf::ActScale* out_q_scale, int32_t out_q_lo_offset,
-                                                 int out_features, int quant_blocks, int activation,
-                                                 int format, const float* __restrict__ squares,
-                                                 float eps) {
+extern "C" __global__
+__launch_bounds__(rf::kGemvThreads, rf::kStreamBlocks) void rf_gemv_deferred_gated_stream(
+    const uint8_t* __restrict__ weight, const int8_t* __restrict__ q,
+    const rf::ActScale* __restrict__ scale, float* out_f32, rf::half* out_f16, int8_t* out_q,
+    rf::ActScale* out_q_scale, int32_t out_q_lo_offset, int out_features, int quant_blocks,
+    int activation, int format, const float* __restrict__ squares, float eps) {
 #if RF_STREAMS
   using namespace rf;
   using Slots = StreamSlots<kStreamBytes>;
@@ -232,7 +228,7 @@ extern "C" __global__ __launch_bounds__(
 }
 
 // As rf_gemv_deferred.
-extern "C" __global__ __launch_bounds__(rf::kGemvThreads, 2) void rf_gemv_stream_deferred(
+extern "C" __global__ __launch_bounds__(rf::kGemvThreads, 2) void rf_gemv_deferred_stream(
     const uint8_t* __restrict__ weight, const int8_t* __restrict__ q,
     const rf::ActScale* __restrict__ scale, const float* __restrict__ bias, int out_features,
     int quant_blocks, int format, float* residual, const float* __restrict__ norm_weight,

@@ -1,4 +1,4 @@
-"""rf_experts_shared_*: pairs of tokens that have an expert in common, on int8 matrix instructions.
+"""rf_experts_*_shared_*: pairs of tokens with an expert in common, on int8 matrix instructions.
 
 Names of cases follow the kernels: eight pairs of an expert go together; waves take four quant
 blocks of K in turns, and the last step begins earlier where that does not divide K.
@@ -58,7 +58,7 @@ def _check(
         q = device.empty((1, *shape), np.int8, "out q")
         scale = device.empty((1, shape[0], shape[1] // 32), SCALE_DTYPE, "out scale")
         launch(
-            f"rf_experts_shared_gate_up_{_NAME}",
+            f"rf_experts_gate_up_shared_{_NAME}",
             *arrays,
             *(out, None, q, scale, 0, weights[0].nbytes, len(x), chosen.shape[1]),
             *(*tail, first.activation),
@@ -70,7 +70,7 @@ def _check(
         for rows in (32, 64):
             out = device.empty(shape, np.float32, "out")
             launch(
-                f"rf_experts_shared_down_{_NAME}_m{rows}",
+                f"rf_experts_down_shared_{_NAME}_m{rows}",
                 *(*arrays, out, weights[0].nbytes, chosen.size, *tail),
                 grid=(chosen.size, -(-first.out_features // rows)),
             )

@@ -1,4 +1,4 @@
-"""rf_gemv_stream_*, whose weights come through LDS.
+"""rf_gemv_deferred_*_stream, whose weights come through LDS.
 
 They compute what kernels that have them in registers do, which are the oracle, to the last bit.
 """
@@ -39,7 +39,7 @@ def test_matrices_of_several_formats(hopper: Device, in_features: int, blocks: i
     found = []
     for kernel, grid in (
         ("rf_gemv_deferred_mixed", sum(layer.stored_rows for layer in layers) // 16),
-        ("rf_gemv_stream_mixed", blocks),
+        ("rf_gemv_deferred_mixed_stream", blocks),
     ):
         outs = [hopper.empty((1, layer.out_features), np.float32) for layer in layers]
         factors = [
@@ -68,7 +68,7 @@ def test_gate_and_up(hopper: Device, blocks: int) -> None:
     data = hopper.upload(layer.packed())
     x, squares = _norm_later(hopper, 2304)
     found = []
-    for kernel, grid in (("rf_gemv_deferred_gated", 5), ("rf_gemv_stream_gated", blocks)):
+    for kernel, grid in (("rf_gemv_deferred_gated", 5), ("rf_gemv_deferred_gated_stream", blocks)):
         out, q = hopper.empty((1, 160), np.float32), hopper.empty((1, 160), np.int8)
         scale = hopper.empty((5,), SCALE_DTYPE)
         hopper.launch(
@@ -91,7 +91,7 @@ def test_a_sum_whose_norm_is_left_for_later(hopper: Device, name: str) -> None:
     norm, old = rng.standard_normal((2, 96), np.float32)
     x, _ = _norm_later(hopper, 6400)
     found = []
-    for kernel, block in (("rf_gemv_deferred", 512), ("rf_gemv_stream_deferred", 256)):
+    for kernel, block in (("rf_gemv_deferred", 512), ("rf_gemv_deferred_stream", 256)):
         residual, q = hopper.upload(old), hopper.empty((1, 96), np.int8)
         scale, squares = hopper.empty((3,), SCALE_DTYPE), hopper.empty((3,), np.float32)
         hopper.launch(

@@ -179,27 +179,7 @@ def rf_experts_down(
     """Multiplies int8 rows of pairs with down of their experts, and adds up those of a token."""
 
 
-def rf_experts_shared_gate_up(
-    *,
-    weight: Pointer,
-    places: Pointer | None,
-    q: Pointer,
-    scale: Pointer,
-    chosen: Pointer,
-    gate_bias: Pointer | None,
-    up_bias: Pointer | None,
-    out: Forms,
-    expert_bytes: I64,
-    rows: I32,
-    num_chosen: I32,
-    out_features: I32,
-    quant_blocks: I32,
-    activation: I32,
-) -> None:
-    """Does what `rf_experts_gate_up` does, reading an expert once for several rows."""
-
-
-def rf_experts_shared_down(
+def rf_experts_down_shared(
     *,
     weight: Pointer,
     places: Pointer | None,

@@ -137,54 +137,6 @@ def rf_gemv_deferred(
     """Adds to the residual what `rf_gemv` makes; what reads the norm of the sum completes it."""
 
 
-def rf_gemv_stream_mixed(
-    *,
-    first: Factor,
-    second: Factor,
-    third: Factor,
-    q: Pointer,
-    scale: Pointer,
-    quant_blocks: I32,
-    squares: Pointer,
-    eps: F32,
-) -> None:
-    """Does what `rf_gemv_deferred_mixed` does, with weights that come through LDS."""
-
-
-def rf_gemv_stream_gated(
-    *,
-    weight: Pointer,
-    q: Pointer,
-    scale: Pointer,
-    out: Forms,
-    out_features: I32,
-    quant_blocks: I32,
-    activation: I32,
-    format: I32,
-    squares: Pointer,
-    eps: F32,
-) -> None:
-    """Does what `rf_gemv_deferred_gated` does, likewise."""
-
-
-def rf_gemv_stream_deferred(
-    *,
-    weight: Pointer,
-    q: Pointer,
-    scale: Pointer,
-    bias: Pointer | None,
-    out_features: I32,
-    quant_blocks: I32,
-    format: I32,
-    residual: Pointer,
-    norm_weight: Pointer,
-    normed_q: Pointer,
-    normed_q_scale: Pointer,
-    squares: Pointer,
-) -> None:
-    """Does what `rf_gemv_deferred` does, likewise."""
-
-
 def rf_gemm_int8(
     *,
     weight: Pointer,

@@ -53,16 +53,14 @@ class SharedKernels:
         assert arena.experts is not None
         self._arena, self._arrays = arena, arena.experts
         self._products, self._pairs, self._groups = products, pairs, groups
-        shared = [name for name in formats if library.has(f"rf_experts_shared_gate_up_{name}")]
+        shared = [name for name in formats if library.has(f"rf_experts_gate_up_shared_{name}")]
         self._gate_ups = {
-            name: library.kernel(
-                f"rf_experts_shared_gate_up_{name}", kernels.rf_experts_shared_gate_up
-            )
+            name: library.kernel(f"rf_experts_gate_up_shared_{name}", kernels.rf_experts_gate_up)
             for name in shared
         }
         self._downs = {
             (name, rows): library.kernel(
-                f"rf_experts_shared_down_{name}_m{rows}", kernels.rf_experts_shared_down
+                f"rf_experts_down_shared_{name}_m{rows}", kernels.rf_experts_down_shared
             )
             for name in shared
             for rows in _DOWN_ROWS

@@ -33,18 +33,20 @@ class StreamedGemv:
 
     def __init__(self, library: KernelLibrary, geometry: Geometry) -> None:
         self._units = geometry.compute_units
-        self._mixed = library.kernel("rf_gemv_stream_mixed", products.rf_gemv_stream_mixed)
-        self._gated = library.kernel("rf_gemv_stream_gated", products.rf_gemv_stream_gated)
-        self.deferred: Final = library.kernel(
-            "rf_gemv_stream_deferred", products.rf_gemv_stream_deferred
+        self._mixed = library.kernel(
+            "rf_gemv_deferred_mixed_stream", products.rf_gemv_deferred_mixed
         )
+        self._gated = library.kernel(
+            "rf_gemv_deferred_gated_stream", products.rf_gemv_deferred_gated
+        )
+        self.deferred: Final = library.kernel("rf_gemv_deferred_stream", products.rf_gemv_deferred)
         self._mixed_at_once = self._mixed.blocks_at_once(GEMV_THREADS)
         self._gated_at_once = self._gated.blocks_at_once(GEMV_THREADS)
 
     @classmethod
     def of(cls, library: KernelLibrary, geometry: Geometry) -> StreamedGemv | None:
         """Returns them if a device has copies that go around registers, and these kernels."""
-        has = geometry.has_warpgroups and library.has("rf_gemv_stream_mixed")
+        has = geometry.has_warpgroups and library.has("rf_gemv_deferred_mixed_stream")
         return cls(library, geometry) if has else None
 
     def takes(self, matrices: Iterable[Matrix]) -> bool:
