@@ -14,7 +14,7 @@ from rocmforge.models.layer_config import LatentConfig
 from rocmforge.models.rope_config import RopeStyle
 from rocmforge.models.weights import present
 from rocmforge_hip.verify import oracle
-from rocmforge_hip.verify.attention import (
+from rocmforge_hip.verify.cached_attention import (
     CONTEXTS,
     DECODES,
     HALF,

@@ -17,8 +17,9 @@ from rocmforge_hip.device.library import find_target, read_manifest
 from rocmforge_hip.device.memory import Memory, spec
 from rocmforge_hip.verify import (
     adapters,
-    attention,
+    cached_attention,
     experts,
+    full_attention,
     latent,
     matrices,
     recurrent,
@@ -54,7 +55,10 @@ def check_ops(found: FoundDevice, only: str) -> Iterator[OpCheck]:
 
 def all_groups() -> Iterator[Group]:
     """Yields everything there is to check."""
-    for module in (rows, matrices, adapters, experts, attention, latent, recurrent, sampling):
+    for module in (
+        *(rows, matrices, adapters, experts),
+        *(cached_attention, full_attention, latent, recurrent, sampling),
+    ):
         yield from module.groups()
 
 

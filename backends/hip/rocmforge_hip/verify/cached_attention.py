@@ -1,4 +1,4 @@
-"""Checks of rotation, cache and attention, for every size of head and type of cache."""
+"""Checks of rotation, cache and attention to it, for every size of head and type of cache."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from rocmforge.models.config import alibi_slopes
 from rocmforge.models.rope_config import RopeStyle
 from rocmforge.models.weights import present
 from rocmforge_hip.device.constants import BLOCK_TOKENS, MAX_SINK_DIM
-from rocmforge_hip.device.heads import CACHED_HEADS, FULL_HEADS, HeadSize
+from rocmforge_hip.device.heads import CACHED_HEADS, HeadSize
 from rocmforge_hip.device.memory import DeviceArray
 from rocmforge_hip.ops.activations import Activation
 from rocmforge_hip.ops.step.device_step import DeviceStep
@@ -22,7 +21,6 @@ from rocmforge_hip.run.block_copies import BlockCopies
 from rocmforge_hip.run.teams import form_teams
 from rocmforge_hip.verify import oracle
 from rocmforge_hip.verify.cases import Case, Group, error, values_of
-from rocmforge_hip.verify.rows import random_values
 from rocmforge_hip.verify.workbench import Recipe, Workbench, blocks_of
 from rocmforge_hip.weights.formats import ceil_div
 
@@ -34,7 +32,6 @@ STORED: Final = {"f16": HALF, "int8": _INT8, "k8v4": _INT4}
 # Relative to the largest result: decoding is in float32, prefilling in halves.
 _DECODE: Final = 2e-4
 PREFILL: Final = 5e-3
-_FULL: Final = 4e-3
 
 # Tokens of each sequence, and how many of the last ones attend. Splits of a context, its last
 # block, and a prefill that does not begin at the start are among them.
@@ -45,13 +42,6 @@ MIXED: Final = (1, 1, 1, 40)
 _IN_TEAMS: Final = (300, 231, 97, 64, 292)
 _SPLIT: Final = (1, 1, 40, 30)  # with splits of 64 keys
 
-# Tokens of each sequence where there is no cache.
-_LENGTHS: Final = (1, 140, 64, 33)
-
-# Patches of each window of a tile of 18 x 20, in the order in which a step has them: windows of
-# Qwen2.5-VL are squares of 8 patches, and those at the right and at the bottom are cut.
-_WINDOWS: Final = (64, 64, 32, 64, 64, 32, 16, 16, 8)
-
 Float64 = npt.NDArray[np.float64]
 
 
@@ -59,132 +49,93 @@ def groups() -> Iterator[Group]:
     """Yields every kernel, with what else the smallest number of models can vary."""
     for kv_dtype in ("f16", "int8"):
         for index, head in enumerate(CACHED_HEADS):
-            if head.values_in_keys:  # see `latent`
-                continue
-            yield _group(
-                Recipe(
-                    heads=6,
-                    kv_heads=2,
-                    head_dim=head.key_dim,
-                    value_dim=head.value_dim,
-                    rotary_dim=head.key_dim if index % 2 else 32,
-                    rope_style=RopeStyle.NEOX if index % 2 else RopeStyle.NORMAL,
-                    architecture="qwen3" if index % 2 else "llama",
-                    kv_dtype=kv_dtype,
-                )
-            )
-            if len(head.groups) == 1:
-                continue
-            yield _group(
-                Recipe(
-                    heads=6,
-                    kv_heads=1,
-                    head_dim=head.key_dim,
-                    value_dim=head.value_dim,
-                    rotary_dim=head.key_dim,
-                    rope_style=RopeStyle.NORMAL if index % 2 else RopeStyle.NEOX,
-                    kv_dtype=kv_dtype,
-                    window=50,
-                    attention_softcap=20.0,
-                    sinks=head.value_dim <= MAX_SINK_DIM,
-                )
-            )
-
-    for head in CACHED_HEADS:
+            if not head.values_in_keys:  # see `latent`
+                yield from _of_head(head, kv_dtype, is_odd=bool(index % 2))
+    common = [head for head in CACHED_HEADS if head.is_common]
+    for head in common:
         for kv_dtype in ("f16", "int8"):
-            if head.is_common:  # three heads that share keys are in a group above
-                recipe = Recipe(
-                    heads=6,
-                    kv_heads=1,
-                    head_dim=head.key_dim,
-                    rotary_dim=head.key_dim,
-                    kv_dtype=kv_dtype,
-                )
-                name = f"{kv_dtype}, heads of {head}, 6 to 1"
-                case = Case("decode attention in teams", name, _DECODE, _decode_teams)
-                yield Group(recipe, (case,))
-
-    for head in CACHED_HEADS:
+            yield _all_to_one(head, kv_dtype)
+    for head in common:
         for kv_heads in (2, 1):  # three or six heads of queries share one
-            if head.is_common:
-                recipe = Recipe(
+            yield _group(
+                Recipe(
                     heads=6,
                     kv_heads=kv_heads,
                     head_dim=head.key_dim,
                     rotary_dim=head.key_dim,
                     kv_dtype="k8v4",
                 )
-                yield _group(recipe)
-
-    for kv_dtype in ("f16", "int8"):
-        recipe = Recipe(architecture="hunyuan-moe", kv_dtype=kv_dtype)
-        others = (
-            Case("rope_and_store", f"{kv_dtype}, norms behind rope", STORED[kv_dtype], _store),
-            Case("copy_blocks", f"{kv_dtype}, to the host and back", 0.0, _copy_blocks),
-        )
-        yield Group(recipe, others)
-
-        recipe = Recipe(architecture="nemotron_h", kv_dtype=kv_dtype)
-        case = Case("rope_and_store", f"{kv_dtype}, without rope", STORED[kv_dtype], _store)
-        yield Group(recipe, (case,))
-
-        recipe = Recipe(kv_dtype=kv_dtype, sinks=kv_dtype == "f16", least_prefill_split=64)
-        name = f"{kv_dtype}, heads of {recipe.head_dim}"
-        yield Group(recipe, (Case("split prefill attention", name, PREFILL, _split),))
-        recipe = replace(recipe, sinks=False, window=130)
-        seeing = (
-            Case("split prefill attention", f"{name}, with windows", PREFILL, _split),
-            Case("prefill attention", f"{name}, both ways", PREFILL, _both_ways),
-        )
-        yield Group(recipe, seeing)
-
-    recipe = Recipe(
-        architecture="qwen25vl-tower",
-        heads=16,
-        kv_heads=16,
-        head_dim=80,
-        rotary_dim=80,
-        tile_windows=True,
-    )
-    name = f"16 heads of 80, windows of {_WINDOWS} patches of a tile"
-    yield Group(recipe, (Case("full attention", name, _FULL, _attend_in_windows),))
-
-    for head_dim in (head.key_dim for head in FULL_HEADS):
-        for architecture, window, seen in (
-            ("nomic-bert", None, "all"),
-            ("nomic-bert", 21, "within reach"),
-            ("jina-bert-v2", None, "with slopes"),
-        ):
-            recipe = Recipe(
-                architecture=architecture,
-                hidden_size=2 * head_dim,
-                heads=2,
-                head_dim=head_dim,
-                rotary_dim=32,
-                window=window,
             )
-            name = f"heads of {head_dim}, sequences of {_LENGTHS} tokens, {seen}"
-            cases = [Case("full attention", name, _FULL, _attend_all)]
-            if seen == "all":
-                cases.append(Case("rope", f"heads of {head_dim}", HALF, _rope))
-            yield Group(recipe, tuple(cases))
-        if head_dim & (head_dim - 1):  # such heads have no norms in an encoder: see `check_sizes`
-            continue
-        recipe = Recipe(
-            architecture="gemma-embedding",
-            hidden_size=2 * head_dim,
-            heads=3,
-            kv_heads=1,
-            head_dim=head_dim,
-            rotary_dim=head_dim,
-            window=21,
+    for kv_dtype in ("f16", "int8"):
+        yield from _of_any_head(kv_dtype)
+
+
+def _of_head(head: HeadSize, kv_dtype: str, *, is_odd: bool) -> Iterator[Group]:
+    """Yields three heads of queries to one of keys; and six, with a window, a softcap and sinks."""
+    yield _group(
+        Recipe(
+            heads=6,
+            kv_heads=2,
+            head_dim=head.key_dim,
+            value_dim=head.value_dim,
+            rotary_dim=head.key_dim if is_odd else 32,
+            rope_style=RopeStyle.NEOX if is_odd else RopeStyle.NORMAL,
+            architecture="qwen3" if is_odd else "llama",
+            kv_dtype=kv_dtype,
         )
-        name = f"heads of {head_dim}, 3 to 1, sequences of {_LENGTHS} tokens, within reach"
-        cases = [
-            Case("full attention", name, _FULL, _attend_all),
-            Case("rope", f"normed heads of {head_dim}, 3 to 1", HALF, _rope),
-        ]
-        yield Group(recipe, tuple(cases))
+    )
+    if len(head.groups) > 1:
+        yield _group(
+            Recipe(
+                heads=6,
+                kv_heads=1,
+                head_dim=head.key_dim,
+                value_dim=head.value_dim,
+                rotary_dim=head.key_dim,
+                rope_style=RopeStyle.NORMAL if is_odd else RopeStyle.NEOX,
+                kv_dtype=kv_dtype,
+                window=50,
+                attention_softcap=20.0,
+                sinks=head.value_dim <= MAX_SINK_DIM,
+            )
+        )
+
+
+def _all_to_one(head: HeadSize, kv_dtype: str) -> Group:
+    """Returns teams of six heads that share one; three that do are in `_group`."""
+    recipe = Recipe(
+        heads=6,
+        kv_heads=1,
+        head_dim=head.key_dim,
+        rotary_dim=head.key_dim,
+        kv_dtype=kv_dtype,
+    )
+    name = f"{kv_dtype}, heads of {head}, 6 to 1"
+    return Group(recipe, (Case("decode attention in teams", name, _DECODE, _decode_teams),))
+
+
+def _of_any_head(kv_dtype: str) -> Iterator[Group]:
+    """Yields what does not depend on the size of heads."""
+    recipe = Recipe(architecture="hunyuan-moe", kv_dtype=kv_dtype)
+    others = (
+        Case("rope_and_store", f"{kv_dtype}, norms behind rope", STORED[kv_dtype], _store),
+        Case("copy_blocks", f"{kv_dtype}, to the host and back", 0.0, _copy_blocks),
+    )
+    yield Group(recipe, others)
+
+    recipe = Recipe(architecture="nemotron_h", kv_dtype=kv_dtype)
+    case = Case("rope_and_store", f"{kv_dtype}, without rope", STORED[kv_dtype], _store)
+    yield Group(recipe, (case,))
+
+    recipe = Recipe(kv_dtype=kv_dtype, sinks=kv_dtype == "f16", least_prefill_split=64)
+    name = f"{kv_dtype}, heads of {recipe.head_dim}"
+    yield Group(recipe, (Case("split prefill attention", name, PREFILL, _split),))
+    recipe = replace(recipe, sinks=False, window=130)
+    seeing = (
+        Case("split prefill attention", f"{name}, with windows", PREFILL, _split),
+        Case("prefill attention", f"{name}, both ways", PREFILL, _both_ways),
+    )
+    yield Group(recipe, seeing)
 
 
 def _group(recipe: Recipe) -> Group:
@@ -289,12 +240,12 @@ def _store(bench: Workbench) -> float:
     positions = np.concatenate([np.arange(n) for n in CONTEXTS])
     rotates_first = config.layers[0].rotates_first
     if rotates_first:
-        q, k = _rotated(bench, q, k, positions)
+        q, k = rotated(bench, q, k, positions)
     if layer.q_norm is not None and layer.k_norm is not None:
         q = oracle.rms_norm(q, values_of(layer.q_norm), config.norm_eps)
         k = oracle.rms_norm(k, values_of(layer.k_norm), config.norm_eps)
     if not rotates_first:
-        q, k = _rotated(bench, q, k, positions)
+        q, k = rotated(bench, q, k, positions)
     values, factor = stored.values, 1.0
     if bench.model.ops.caches[0].of_values[0].dtype == np.uint32:
         values, v, factor = oracle.turned(values), oracle.turned(v), _INT4 / _INT8
@@ -308,67 +259,15 @@ def _store(bench: Workbench) -> float:
     )
 
 
-def _rotated(
+def rotated(
     bench: Workbench, q: Float64, k: Float64, positions: npt.NDArray[np.int64]
 ) -> tuple[Float64, Float64]:
+    """Returns queries and keys [T, heads, head_dim] as rope turns them, if the model has rope."""
     if bench.config.rope is None:
         return q, k
     cos, sin = (x[positions].astype(np.float64) for x in (bench.table.cos, bench.table.sin))
     style = bench.config.rope_of(local=False).style
     return oracle.rope(q, cos, sin, style), oracle.rope(k, cos, sin, style)
-
-
-def _rope(bench: Workbench) -> float:
-    step = bench.step([(40, 30, [])])
-    (q, k, _), (q_part, k_part, _) = _random_qkv(bench, 30)
-    values = present(bench.weights.layers[0].attention)
-    own = present(bench.model.weights.layers[0].attention)
-    got = bench.model.ops.rope(step, q_part, k_part, own.q_norm, own.k_norm, bench.spec)
-    if values.q_norm is not None and values.k_norm is not None:
-        q = oracle.rms_norm(q, values_of(values.q_norm), bench.config.norm_eps)
-        k = oracle.rms_norm(k, values_of(values.k_norm), bench.config.norm_eps)
-    want = _rotated(bench, q, k, np.arange(10, 40))
-    return max(
-        error(bench.result(part).reshape(values.shape), values)
-        for part, values in zip(got, want, strict=True)
-    )
-
-
-def _attend_all(bench: Workbench) -> float:
-    """Returns the attention of all tokens to all of their sequence."""
-    return _attend_within(bench, bench.step([(n, n, []) for n in _LENGTHS]), _LENGTHS)
-
-
-def _attend_in_windows(bench: Workbench) -> float:
-    """Returns the attention of all patches of one tile to those of their window."""
-    patches, edges = sum(_WINDOWS), np.cumsum((0, *_WINDOWS)).tolist()
-    step = bench.step([(patches, patches, [])], tile_windows=edges)
-    return _attend_within(bench, step, _WINDOWS)
-
-
-def _attend_within(bench: Workbench, step: DeviceStep, lengths: Sequence[int]) -> float:
-    """Returns the attention of all tokens to so many neighbours, themselves among them."""
-    values, parts = _random_qkv(bench, sum(lengths))
-    got = bench.result(bench.model.ops.attend_all(step, *parts, bench.spec))
-    starts = np.cumsum(lengths)[:-1]
-    config, spec = bench.config, bench.spec
-    slopes = alibi_slopes(config.layers[0].num_heads) if config.has_alibi else ()
-    want = [
-        oracle.attention(q, k, v, scale=spec.scale, window=spec.window, causal=False, slopes=slopes)
-        for q, k, v in zip(*(np.split(part, starts) for part in values), strict=True)
-    ]
-    return error(got, np.concatenate(want).reshape(got.shape))
-
-
-def _random_qkv(
-    bench: Workbench, tokens: int
-) -> tuple[tuple[Float64, ...], tuple[Activation, Activation, Activation]]:
-    """Returns query, key and value: their values, [tokens, heads, head_dim], and the halves."""
-    layer = bench.config.layers[0]
-    ends = layer.query_features, layer.query_features + layer.key_features
-    halves = random_values(tokens, ends[1] + layer.value_features).astype(np.float16)
-    parts = np.split(halves.astype(np.float64), ends, axis=1)
-    return tuple(part.reshape(tokens, -1, layer.key_dim) for part in parts), bench.qkv(halves)
 
 
 def _decode(bench: Workbench) -> float:
