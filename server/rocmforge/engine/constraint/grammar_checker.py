@@ -57,7 +57,18 @@ class GrammarChecker:
                 self._forget_helper(self._helper)
 
     def _ask(self, grammar: str) -> str:
-        helper = self._helper = self._helper or self._start()
+        """Returns the problem, as a helper sees it that has not come to harm before."""
+        if self._helper is not None:
+            problem = self._answer(self._helper, grammar)
+            if problem is not None:
+                return problem
+            self._forget_helper(self._helper)  # grammars before may have used up what it may take
+        helper = self._helper = self._start()
+        problem = self._answer(helper, grammar)
+        return self._explain(self._forget_helper(helper)) if problem is None else problem
+
+    def _answer(self, helper: subprocess.Popen[str], grammar: str) -> str | None:
+        """Returns what a helper says of a grammar; None if it has ended."""
         assert helper.stdin is not None
         assert helper.stdout is not None
         try:
@@ -66,9 +77,7 @@ class GrammarChecker:
             answer = helper.stdout.readline()
         except BrokenPipeError:
             answer = ""
-        if not answer:
-            return self._explain(self._forget_helper(helper))
-        problem: str = json.loads(answer)
+        problem: str | None = json.loads(answer) if answer else None
         return problem
 
     def _start(self) -> subprocess.Popen[str]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
 
 import pytest
 
 from rocmforge.engine.constraint.grammar_checker import GrammarChecker
 from rocmforge.text.output.grammar import json_schema_grammar, lark_grammar, regex_grammar
+from tests.support.children import children
 
 FINE = regex_grammar("[a-z]+")
 
@@ -21,6 +24,10 @@ def chain_of_references(length: int) -> str:
     definitions: dict[str, object] = {f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(length)}
     definitions[f"d{length}"] = {"type": "null"}
     return json_schema_grammar({"$defs": definitions, "$ref": "#/$defs/d0"})
+
+
+def helpers() -> list[int]:
+    return children(os.getpid(), "rocmforge.engine.constraint.grammar_checker")
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +62,17 @@ def test_what_is_wrong_is_said_and_the_next_grammar_is_checked(
     assert problem in found
     assert bool(found) == bool(problem)
     assert checker.problem(FINE) == ""
+
+
+def test_a_grammar_is_not_blamed_for_the_end_of_an_old_helper(checker: GrammarChecker) -> None:
+    """Who kills it may be the system, for want of memory."""
+    checker.close()
+    others = set(helpers())
+    assert checker.problem(regex_grammar("[a-f]+")) == ""
+    (helper,) = set(helpers()) - others
+    os.kill(helper, signal.SIGKILL)
+    os.waitid(os.P_PID, helper, os.WEXITED | os.WNOWAIT)
+    assert checker.problem(regex_grammar("[0-9]+")) == ""
 
 
 def test_a_checker_may_be_closed_and_used_again() -> None:
