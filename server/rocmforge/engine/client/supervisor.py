@@ -86,7 +86,8 @@ class Supervisor:
         self._progress = Progress(stage="starting", fraction=0.0)
         self._stats = EngineStats(totals=totals)
         self._restarts = 0
-        self._reported_at = 0.0  # loop time of the last report, or of the process's start
+        # Loop time of the last report, or of the process's start; later by what is no silence.
+        self._reported_at = 0.0
 
     # --- what the client asks for ---
 
@@ -385,8 +386,12 @@ class Supervisor:
         while True:
             left_s = self._silence_limit_s() - self._silence_s()
             pause_s = min(limits_s) / 4
-            await asyncio.sleep(min(pause_s, left_s + _SOON_S) if left_s > 0 else pause_s)
+            pause_s = min(pause_s, left_s + _SOON_S) if left_s > 0 else pause_s
+            wakes_at = loop.time() + pause_s
+            await asyncio.sleep(pause_s)
             now = loop.time()
+            # While this process was stopped, as in a container that is paused, no news was missed.
+            self._reported_at = min(self._news_at + (now - wakes_at), now)
             silence_s, limit_s = self._silence_s(), self._silence_limit_s()
             is_loading = self._phase is not EngineState.READY
             if silence_s > limit_s and self.process is not None:

@@ -13,7 +13,7 @@ from rocmforge.engine.client.client import AsyncEngine
 from rocmforge.engine.ipc.params import FinishReason, SamplingParams
 from rocmforge.engine.ipc.status import EngineState
 from rocmforge.errors import EngineDied
-from tests.support.engine_client import PROMPT, Engine, config, read, run
+from tests.support.engine_client import PROMPT, Engine, config, read, run, submit
 from tests.support.requests import asked
 
 pytestmark = pytest.mark.slow
@@ -52,3 +52,24 @@ def test_loading_that_never_gets_on_is_told_and_ended() -> None:
         await engine.stop()
 
     run(test())
+
+
+def test_time_in_which_the_server_itself_stood_still_is_no_silence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As when a container is paused, with all processes in it."""
+    paused_s, clock = 0.0, time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: clock() + paused_s)
+
+    async def test() -> None:
+        nonlocal paused_s
+        async with Engine("create_hanging_2") as engine:
+            handle, pid = submit(engine), engine.pid
+            assert await handle.next()
+            paused_s = 10 * config().step_timeout_s
+            for _ in range(10):  # the guard is due, and nothing comes of the engine
+                await asyncio.sleep(0)
+            assert engine.status.silence_s < config().step_timeout_s
+            assert engine.pid == pid
+
+    asyncio.run(test())
