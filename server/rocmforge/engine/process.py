@@ -55,10 +55,16 @@ class Channel:
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._reader: FrameReader[Command] = FrameReader(Command)
+        self._behind_first: list[Command] = []
+
+    def receive_first(self) -> Command:
+        """Waits for the first command. Others may come with it: clients leave at any time."""
+        first, *self._behind_first = self.receive(wait=True)
+        return first
 
     def receive(self, *, wait: bool) -> list[Command]:
         """Returns all commands that have arrived; with `wait`, at least one."""
-        commands: list[Command] = []
+        commands, self._behind_first = self._behind_first, []
         while True:
             flags = 0 if wait and not commands else socket.MSG_DONTWAIT
             try:
@@ -71,6 +77,8 @@ class Channel:
 
     def has_news(self, wait_s: float) -> bool:
         """Waits for a command, or the end of the connection, but no longer than that."""
+        if self._behind_first:
+            return True
         poll = select.poll()
         poll.register(self._sock, select.POLLIN)
         return bool(poll.poll(1000 * wait_s))
@@ -210,7 +218,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     descriptor = owned_process.begin("rocmforge.engine.process", arguments)
     channel = Channel(socket.socket(fileno=descriptor))
     try:
-        (start,) = channel.receive(wait=True)
+        start = channel.receive_first()
         assert isinstance(start, Start), "the first command says what to load"
         set_up_logging(start.log_level, start.log_format)
         status = run(start, channel)

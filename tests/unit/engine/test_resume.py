@@ -184,17 +184,33 @@ def test_a_request_the_engine_dies_of_twice_gets_an_error() -> None:
     live.run(test())
 
 
-def test_a_client_that_leaves_meanwhile_is_not_resumed() -> None:
+@pytest.mark.parametrize("starts", [False, True], ids=["before a start", "at the start"])
+def test_a_client_that_leaves_meanwhile_is_not_resumed(starts: bool) -> None:
+    """And the process that has just been started lives on."""
+
     async def test() -> None:
         async with live.Engine(replace(live.config("create_slow"), resume=True)) as engine:
             handle, witness = live.submit(engine, 4000), live.submit(engine, 12)
             await handle.next()
-            assert engine.pid is not None
-            os.kill(engine.pid, signal.SIGKILL)
+            old = engine.pid
+            assert old is not None
+            os.kill(old, signal.SIGKILL)
             while engine.status.state is EngineState.READY:  # noqa: ASYNC110 - polled
                 await asyncio.sleep(0.005)
+            while starts and engine.pid in (old, None):  # noqa: ASYNC110 - polled
+                await asyncio.sleep(0)
             handle.close()
             assert live.tokens(await live.read(witness)) == continuation(live.PROMPT, 12)
             assert engine.status.stats.running == 0
+            await live.restarted(engine, 1)
 
     live.run(test())
+
+
+def test_no_more_tokens_of_a_prompt_are_found_than_it_has() -> None:
+    bench, prompt = Bench(), PROMPT * 5
+    first = bench.run(request(0, prompt, SamplingParams(max_tokens=60)))[0]
+    whole = request(1, prompt, SamplingParams(max_tokens=60))
+    last = bench.run(resumed(whole, first.token_ids[:40]))[1].last
+    assert last is not None
+    assert last.cached_tokens == len(prompt)

@@ -354,7 +354,7 @@ class Scheduler:
     def _count_prefix(self, seq: Sequence, num_tokens: int) -> None:
         first_time = seq.scheduled_ns == 0
         if first_time:
-            seq.cached_tokens = num_tokens
+            seq.cached_tokens = min(num_tokens, seq.num_prompt)  # what is resumed is longer
         self.totals.prefix_query_tokens += seq.num_known
         self.totals.prefix_hit_tokens += num_tokens
 
