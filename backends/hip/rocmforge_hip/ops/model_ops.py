@@ -42,10 +42,10 @@ from rocmforge_hip.ops.recurrent.layers import RecurrentLayers
 from rocmforge_hip.ops.rows import HiddenRows, PerLayerRows, RowKernels
 from rocmforge_hip.ops.step.device_step import DeviceStep
 from rocmforge_hip.ops.sums import Sums
+from rocmforge_hip.ops.tower import TowerRows
 from rocmforge_hip.weights.formats import Matrix, MatrixPart, Weight
 from rocmforge_hip.weights.products import Product
 
-_LEAST_EPS: Final = 1e-30  # of a norm of what was normed
 _UNCAPPED: Final = 1.0  # cap * tanh(x / cap) is tanh(x)
 
 
@@ -88,8 +88,9 @@ class HipOps:
         has_gates = "attention.gate" in FAMILIES[config.architecture].has
         self._rows = RowKernels(library, formats, adds=not config.causal, gates=has_gates)
         self._norms = norms_of(config, library)
-        averages = config.tower is not None and config.tower.averages
-        self._sum_norms = RmsNorms(library, config.norm_eps) if averages else None
+        self._tower = None
+        if config.tower is not None and arena.patches is not None:
+            self._tower = TowerRows(config, config.tower, library, self._rows, arena, arena.patches)
         self._lora = Lora(library, arena, self.products, resources.adapters)
         self._route = self._pairs = self._groups = self._shared = self._deferred = None
         if arena.experts is not None:
@@ -430,12 +431,8 @@ class HipOps:
     def gate_per_layer(self, gate: Activation, inputs: Activation, layer: int) -> Activation:
         assert self._per_layer is not None
         assert self._arena.other_embedding is not None
-        arrays, rows, features = self._arena.other_embedding.gated, gate.rows, gate.features
-        few = rows <= self.products.gemv_rows
-        out = (
-            empty(arrays, rows, features, half=False) if few else Activation(arrays, rows, features)
-        )
-        self._sums.multiplied(out)
+        arrays = self._arena.other_embedding.gated
+        out = self._sums.to_multiply(arrays, gate.rows, gate.features)
         self._per_layer.gate(gate, inputs, layer, out)
         return out
 
@@ -448,11 +445,8 @@ class HipOps:
         return x
 
     def embed_between(self, step: DeviceStep, table: Weight) -> Activation:
-        arena, rows, matrix = self._arena, step.shape.tokens, part_of(table).matrix
-        result = arena.residual or arena.normed
-        out = result.float32(rows, matrix.in_features)
-        self._rows.between(step, matrix, out)
-        return Activation(result, rows, matrix.in_features, f32=out)
+        assert self._tower is not None
+        return self._tower.embed_between(step, table)
 
     def add_embeddings(self, step: DeviceStep, x: Activation, part: int) -> Activation:
         """Works in place."""
@@ -471,31 +465,20 @@ class HipOps:
         return x
 
     def keep_rows(self, step: DeviceStep, rows: Activation, part: int) -> None:
-        """Copies rows behind the place where those of the next part are written."""
-        most = self._resources.config.row_parts
-        parts = rows.arrays.float32(most * rows.rows, rows.features)
-        kept = parts.rows(part * rows.rows, (part + 1) * rows.rows)
-        out = Activation(rows.arrays, rows.rows, rows.features, f32=kept)
-        self._rows.give_rows(rows, out)
+        assert self._tower is not None
+        self._tower.keep_rows(rows, part)
 
     def image_rows(self, step: DeviceStep, rows: Activation) -> Activation:
-        """Returns the parts one after the other, as `OutputLayout` reads them."""
-        features = self._resources.config.output_size
-        all_parts = rows.arrays.float32(rows.rows, features)
-        return Activation(rows.arrays, rows.rows, features, f32=all_parts)
+        assert self._tower is not None
+        return self._tower.image_rows(rows)
 
     def patches(self, step: DeviceStep) -> Activation:
-        assert self._arena.patches is not None
-        assert step.patches is not None, "a step of a tower brings patches"
-        features = self._resources.config.patch_features
-        out = empty(self._arena.patches, step.shape.tokens, features, half=True)
-        step.patches.copy_to(f16_of(out))
-        return out
+        assert self._tower is not None
+        return self._tower.patches(step)
 
     def merge_rows(self, x: Activation, count: int) -> Activation:
-        rows, features = x.rows // count, x.features * count
-        f32, f16 = (None if form is None else form.first(rows, features) for form in (x.f32, x.f16))
-        return Activation(x.arrays, rows, features, f32=f32, f16=f16)
+        assert self._tower is not None
+        return self._tower.merge_rows(x, count)
 
     def norm_sums(
         self,
@@ -505,21 +488,8 @@ class HipOps:
         eps: float,
         standard: tuple[Weight, Weight] | None = None,
     ) -> Activation:
-        """Norms the sums themselves, with as much more of what keeps norms from dividing by 0.
-
-        What multiplies sums is the weight of a norm before that one: it takes from each row a
-        factor, which the other one would take.
-        """
-        assert self._sum_norms is not None
-        out = empty(x.arrays, x.rows, x.features, half=True)
-        eps *= count * count
-        if standard is not None:
-            shift, scale = standard
-            self._rows.add_vector(shift, f32_of(x))
-            self._sum_norms.norm_projection(x, scale, None, eps)
-            eps = _LEAST_EPS
-        self._sum_norms.norm(x, weight, None, out, eps)
-        return out
+        assert self._tower is not None
+        return self._tower.norm_sums(x, weight, count, eps, standard)
 
     def norm_values(self, v: Activation, weight: Weight, spec: AttentionSpec) -> Activation:
         """Works in place."""
@@ -615,12 +585,7 @@ class HipOps:
     ) -> Activation:
         assert self._hidden is not None
         assert self._arena.beside_hidden is not None
-        arrays, rows, features = self._arena.beside_hidden, x.rows, 2 * x.features
-        few = rows <= self.products.gemv_rows
-        out = (
-            empty(arrays, rows, features, half=False) if few else Activation(arrays, rows, features)
-        )
-        self._sums.multiplied(out)
+        out = self._sums.to_multiply(self._arena.beside_hidden, x.rows, 2 * x.features)
         self._hidden.beside(step, x, (embedding_norm, hidden_norm), out)
         return out
 

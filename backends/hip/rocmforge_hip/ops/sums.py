@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Final
 
 from rocmforge_hip.device.memory import DeviceArray
-from rocmforge_hip.ops.activations import Activation, ActivationArrays
+from rocmforge_hip.ops.activations import Activation, ActivationArrays, Forms
 from rocmforge_hip.ops.experts.deferred import DeferredExperts, UnmadeMix
 from rocmforge_hip.ops.experts.routing import RouteKernels, UnmadeSum
 from rocmforge_hip.ops.linear.mixed_gemv import NormLater, UnmadeProduct, is_norm_later
@@ -148,6 +148,12 @@ class Sums:
         else:
             out.f16 = out.arrays.float16(out.rows, out.features)
         return out
+
+    def to_multiply(self, arrays: Forms[DeviceArray], rows: int, features: int) -> Activation:
+        """Returns an activation to write, with the forms that so many rows are multiplied in."""
+        if rows <= self._products.gemv_rows:
+            return self.multiplied(empty(arrays, rows, features, half=False))
+        return self.multiplied(Activation(arrays, rows, features))
 
     def completed(self, x: Activation) -> Activation:
         """Returns the activation, made now if it is a norm that was left for what reads it."""
