@@ -70,7 +70,12 @@ def _start_local(runner: asyncio.Runner, arguments: argparse.Namespace, settings
 def _start_remote(
     runner: asyncio.Runner, arguments: argparse.Namespace, settings: Settings
 ) -> None:
-    from rocmforge.commands.chat.remote import RemoteResponder, RemoteServer, find_remote
+    from rocmforge.commands.chat.remote import (
+        RemoteResponder,
+        RemoteServer,
+        find_remote,
+        only_model,
+    )
 
     for given in given_settings(arguments):
         if not given.startswith("log_"):
@@ -81,7 +86,7 @@ def _start_remote(
         models = runner.run(server.models())
         name: str | None = arguments.model
         text = arguments.prompt
-        if text is None and name not in {model.id for model in models} and len(models) == 1:
+        if text is None and name not in {model.id for model in models} and only_model(models):
             name, text = None, name  # it is the prompt
         prompt = _given_prompt(arguments, text)
         responder = RemoteResponder(server, find_remote(models, name, server.url))

@@ -11,7 +11,13 @@ from typing import Any
 import pytest
 
 from rocmforge.commands.chat.conversation import Conversation, Exchange, Turn
-from rocmforge.commands.chat.remote import RemoteModel, RemoteResponder, RemoteServer, find_remote
+from rocmforge.commands.chat.remote import (
+    RemoteModel,
+    RemoteResponder,
+    RemoteServer,
+    find_remote,
+    only_model,
+)
 from rocmforge.commands.chat.responder import Ended, Part
 from rocmforge.errors import ConfigurationError, RemoteError
 from rocmforge.text.output.reasoning import Reasoning
@@ -110,12 +116,21 @@ def test_a_full_context_is_told_from_other_refusals(serve: Answers, body: Any) -
     assert error.value.is_full
 
 
+def test_a_key_beyond_ascii_is_sent_as_the_server_reads_it(
+    serve: Answers, asked: list[Asked]
+) -> None:
+    answered(serve({CHAT: events(STOP)}), key="schlüssel")
+    assert asked[0][1] == "Bearer schlüssel".encode().decode("latin-1")  # as http.server reads it
+
+
 def test_where_no_server_is_it_is_said() -> None:
     with pytest.raises(RemoteError, match=r"No server answers at http://127\.0\.0\.1:1:"):
         answered("http://127.0.0.1:1")
 
 
-@pytest.mark.parametrize("url", ["localhost:8000", "ftp://a", "http://", "nonsense", "http://a:b"])
+@pytest.mark.parametrize(
+    "url", ["localhost:8000", "ftp://a", "http://", "nonsense", "http://a:b", "http://a:65536"]
+)
 def test_an_address_that_makes_no_sense_is_refused(url: str) -> None:
     with pytest.raises(ConfigurationError, match="--url"):
         RemoteServer(url, None)
@@ -162,6 +177,17 @@ MODELS = [RemoteModel(id="small"), RemoteModel(id="large")]
 def test_the_only_model_needs_no_name() -> None:
     assert find_remote(MODELS[:1], None, "url").id == "small"
     assert find_remote(MODELS, "large", "url").id == "large"
+
+
+def test_a_model_with_several_names_is_one() -> None:
+    named = [
+        RemoteModel(id="smollm2", aliases=("SmolLM2-135M",)),
+        RemoteModel(id="SmolLM2-135M", aliases=("smollm2",)),
+    ]
+    assert find_remote(named, None, "url").id == "smollm2"
+    assert find_remote(named, "SmolLM2-135M", "url").id == "SmolLM2-135M"
+    assert only_model([*named, RemoteModel(id="other", aliases=())]) is None
+    assert only_model([]) is None
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from rocmforge.models.sampling import SamplingDefaults
 from rocmforge.text.output.reasoning import Reasoning
 
 _CONNECT_S: Final = 10.0
+_MAX_PORT: Final = 65535
 _FULL: Final = ("context_length_exceeded", "exceed_context_size_error", "maximum context length")
 """Words of servers for a conversation that is too long: OpenAI's and ours, llama.cpp's, vLLM's."""
 
@@ -29,6 +30,7 @@ class RemoteModel(msgspec.Struct, kw_only=True):
     """A model of a server. Servers of others say no more than its id."""
 
     id: str
+    aliases: tuple[str, ...] | None = None
     max_model_len: int | None = None
     capabilities: tuple[str, ...] = ()
     sampling: SamplingDefaults | None = None
@@ -95,11 +97,13 @@ class RemoteServer:
             parsed = httpx2.URL(url)
         except httpx2.InvalidURL as error:
             raise ConfigurationError(f"--url {url}: {error}.") from error
+        if parsed.port is not None and parsed.port > _MAX_PORT:
+            raise ConfigurationError(f"--url {url}: ports end at {_MAX_PORT}.")
         if parsed.scheme not in ("http", "https") or not parsed.host:
             raise ConfigurationError(f"--url {url}: write it as http://HOST:PORT or https://HOST.")
         self.url = url.rstrip("/").removesuffix("/v1")
         self._client = httpx2.AsyncClient(
-            headers={} if key is None else {"Authorization": f"Bearer {key}"},
+            headers=[] if key is None else [(b"Authorization", f"Bearer {key}".encode())],
             timeout=httpx2.Timeout(None, connect=_CONNECT_S),  # an answer may take any time
             verify=parsed.scheme == "https",  # else certificates are read for nothing
             trust_env=not _is_loopback(parsed.host),  # no proxy knows the way to this machine
@@ -267,8 +271,11 @@ def find_remote(models: list[RemoteModel], name: str | None, url: str) -> Remote
         ConfigurationError: there is none, or there are several.
     """
     names = [model.id for model in models]
+    only = only_model(models)
+    if name is None and only is not None:
+        return only
     for model in models:
-        if model.id == name or (name is None and len(models) == 1):
+        if model.id == name:
             return model
     if not models:
         raise ConfigurationError(f"{url} has no model.")
@@ -276,6 +283,14 @@ def find_remote(models: list[RemoteModel], name: str | None, url: str) -> Remote
         raise ConfigurationError(f"{url} has several models. Name one of: {', '.join(names)}.")
     hint = did_you_mean(name, names)
     raise ConfigurationError(f"{url} has no model {name}. {hint}".rstrip())
+
+
+def only_model(models: list[RemoteModel]) -> RemoteModel | None:
+    """Returns a server's model if it has one, which may be listed under several names."""
+    if not models:
+        return None
+    names = {models[0].id, *(models[0].aliases or ())}
+    return models[0] if {model.id for model in models} <= names else None
 
 
 async def _lines(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
