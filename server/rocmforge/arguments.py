@@ -36,7 +36,10 @@ class CommandParser(Parser):
         """Ends the program because of arguments that the command does not have."""
         flags = [text.partition("=")[0] for text in unknown if text.startswith("--")]
         known = [name for name in self._option_string_actions if name.startswith("--")]
-        hints = (did_you_mean(flag, known, "--") for flag in flags)
+        hints = [did_you_mean(flag, known, "--") for flag in flags]
+        takes_prompt = any(action.dest == "prompt" for action in self._actions)
+        if takes_prompt and not any(text.startswith("-") for text in unknown):
+            hints.append("A prompt of several words stands in quotes.")
         self.error(f"unrecognized arguments: {' '.join(unknown)}. {' '.join(hints)}".rstrip())
 
     def parse_known_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def]

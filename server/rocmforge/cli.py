@@ -63,14 +63,22 @@ HUB_NAME_HELP = (
 )
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command and returns its exit code."""
+def main(argv: Sequence[str] | None = None, *, ready: Callable[[], object] = bool) -> int:
+    """Runs one command and returns its exit code.
+
+    Args:
+        argv: the command line; None = that of the process.
+        ready: is called when everything is imported, just before the command begins.
+    """
+    _open_closed_streams()
     parser = _parser()
     if setting_sources.is_completing():
         import_module("rocmforge.completing").complete(parser)
     arguments = _parse(parser, argv)
     say: Callable[[str], None] = _say
     try:
+        for place, text in enumerate(sys.argv[1:] if argv is None else argv, 1):
+            setting_sources.check_text(text, f"Argument {place}")
         given = given_settings(arguments)
         command = _ALIASES.get(arguments.command, arguments.command)
         configured = setting_sources.load(given, arguments.config)
@@ -79,9 +87,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if configured.log_format == "json":  # for programs that read nothing else
             say = logger.error
         module = import_module(f"rocmforge.commands.{command}")
+        ready()
         code: int = module.run(arguments, configured)
-        if sys.stdout is not None:  # it is None if the shell has closed it
-            sys.stdout.flush()
+        sys.stdout.flush()
         return code
     except RocmForgeError as error:
         say(error.message)
@@ -94,6 +102,21 @@ def main(argv: Sequence[str] | None = None) -> int:
             say(f"The operating system refuses: {error}.")
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python flushes what is left at the end
         return 1
+
+
+def _open_closed_streams() -> None:
+    """Has streams that the shell closed lead nowhere: files that are opened would take their place.
+
+    Processes of ours inherit them, too.
+    """
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        if getattr(sys, name) is None:
+            null = os.open(os.devnull, os.O_RDWR)
+            os.dup2(null, number)
+            os.set_inheritable(number, True)
+            if null != number:
+                os.close(null)
+            setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115
 
 
 def _say(message: str) -> None:
@@ -284,9 +307,10 @@ def _parser() -> Parser:
         "completion",
         "SHELL",
         help="print what makes a shell complete commands, options and models",
-        description="For bash: echo 'source <(rocmforge completion bash)' >> ~/.bashrc  "
-        "For zsh: echo 'source <(rocmforge completion zsh)' >> ~/.zshrc  "
-        "For fish: rocmforge completion fish > ~/.config/fish/completions/rocmforge.fish",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description="bash:  echo 'source <(rocmforge completion bash)' >> ~/.bashrc\n"
+        "zsh:   echo 'source <(rocmforge completion zsh)' >> ~/.zshrc\n"
+        "fish:  rocmforge completion fish > ~/.config/fish/completions/rocmforge.fish",
     )
     completion.add_argument(
         "shell", choices=("bash", "zsh", "fish"), metavar="SHELL", help="bash, zsh or fish"

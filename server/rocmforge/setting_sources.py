@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import sys
 import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -59,6 +60,22 @@ def load(
     return msgspec.convert(values, Settings)
 
 
+def check_text(text: str, what: str) -> None:
+    """Raises ConfigurationError if a text from outside is none; it may be a key, so is not shown.
+
+    Python keeps bytes that the locale's encoding does not know as halves of UTF-16 pairs, which
+    nothing could be sent or written with.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        encoding = sys.getfilesystemencoding()
+        raise ConfigurationError(
+            f"{what} is not text in {encoding}, the encoding of this locale: character "
+            f"{error.start + 1} cannot be read. Write it so, or set LANG=C.UTF-8."
+        ) from error
+
+
 def gpu_environment() -> dict[str, str]:
     """Variables that are not ours, but change which GPUs HIP finds: for `rocmforge doctor`."""
     return {name: os.environ[name] for name in _GPU_VARIABLES if name in os.environ}
@@ -107,6 +124,7 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
                 f"{variable} is not a setting. "
                 + (did_you_mean(variable, by_variable, ENV_PREFIX) or ALL)
             )
+        check_text(text, variable)
         values[option.name] = (
             _parts(text, keep_empty=option.name == _SECRET) if option.is_list else text
         )

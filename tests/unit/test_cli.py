@@ -226,6 +226,72 @@ def test_programs_that_read_json_get_errors_as_json() -> None:
     assert "no-such.gguf does not exist" in line["message"]
 
 
+BEYOND_UTF_8 = b"a-\xff-secret".decode(errors="surrogateescape")
+
+
+@pytest.mark.parametrize("arguments", [["run", "m", BEYOND_UTF_8], ["serve", "m", BEYOND_UTF_8]])
+def test_an_argument_that_is_no_text_is_refused_and_not_repeated(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("rocmforge: error: Argument 3 is not text in utf-8")
+    assert "character 3" in said
+    assert "secret" not in said
+
+
+def test_a_variable_that_is_no_text_is_refused_and_not_repeated(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ROCMFORGE_API_KEY", BEYOND_UTF_8)
+    assert main(["serve", "m"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("rocmforge: error: ROCMFORGE_API_KEY is not text in utf-8")
+    assert "secret" not in said
+
+
+def python(program: str, redirections: str = "") -> subprocess.CompletedProcess[str]:
+    """Runs a program, with redirections of a shell."""
+    command = ["sh", "-c", f'exec "$@" {redirections}', "sh", sys.executable, "-c", program]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_no_file_takes_the_place_of_a_stream_that_the_shell_closed() -> None:
+    result = python(
+        "import os, sys\n"
+        "from rocmforge.cli import main\n"
+        "code = main(['completion', 'bash'])\n"
+        "print(code, os.open('.', 0) > 2, os.get_inheritable(1), file=sys.stderr)",
+        "<&- >&-",
+    )
+    assert result.stderr == "0 True True\n"
+
+
+def test_an_interrupt_among_the_imports_ends_the_program_without_a_word() -> None:
+    result = python(
+        "import os, signal, sys\n"
+        "from rocmforge.__main__ import main\n"
+        "class Interrupting:\n"
+        "    def find_spec(self, name, *rest):\n"
+        "        if name == 'rocmforge.commands.completion':\n"
+        "            os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Interrupting())\n"
+        "sys.argv = ['rocmforge', 'completion', 'bash']\n"
+        "main()"
+    )
+    assert (result.returncode, result.stdout, result.stderr) == (130, "", "")
+
+
+def test_a_command_gets_interrupts_as_python_has_them() -> None:
+    result = python(
+        "import signal, sys\n"
+        "from rocmforge.__main__ import main\n"
+        "sys.argv = ['rocmforge', 'completion', 'bash']\n"
+        "sys.exit(main() or signal.getsignal(signal.SIGINT) is not signal.default_int_handler)"
+    )
+    assert result.returncode == 0, result.stderr
+
+
 def test_a_repeated_flag_makes_a_list() -> None:
     arguments = cli._parser().parse_args(["serve", "--api-key", "a", "--api-key", "b"])
     assert given_settings(arguments) == {"api_key": ["a", "b"]}
@@ -323,6 +389,7 @@ def test_verify_looks_for_a_device_before_it_makes_a_model(
             "--zzz. Known: --config, --help, --json, --log-format, --log-level.",
         ),
         (["serve", "--zzz"], "unrecognized arguments: --zzz.\n`rocmforge serve --help` shows"),
+        (["run", "x", "why", "so"], "arguments: so. A prompt of several words stands in quotes."),
     ],
 )
 def test_a_mistyped_name_is_answered_with_the_one_that_was_meant(

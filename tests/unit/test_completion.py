@@ -107,3 +107,12 @@ def test_zsh_completes_without_a_configuration_of_its_own(machine: Path) -> None
 def test_there_is_a_script_for_each_shell(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["completion", shell]) == 0
     assert "rocmforge" in capsys.readouterr().out
+
+
+def test_help_shows_each_shell_a_line_to_copy(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main(["completion", "--help"])
+    lines = [line.partition(":")[2].strip() for line in capsys.readouterr().out.splitlines()]
+    assert "echo 'source <(rocmforge completion bash)' >> ~/.bashrc" in lines
+    assert "echo 'source <(rocmforge completion zsh)' >> ~/.zshrc" in lines
+    assert "rocmforge completion fish > ~/.config/fish/completions/rocmforge.fish" in lines
