@@ -42,6 +42,8 @@ Nothing here knows HTTP: `api/http/errors.py` holds the one table that turns the
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import StrEnum
 
 
@@ -238,7 +240,22 @@ class EngineDied(EngineError):
 
 
 class ModelLoadError(RocmForgeError):
-    """The model cannot be loaded."""
+    """The model cannot be loaded. `path` is the file or folder that the message names, if known."""
+
+    path: str | None = None
+
+
+@contextmanager
+def naming(path: object) -> Iterator[None]:
+    """Lets errors of what a file or folder says name it: a server may read several."""
+    try:
+        yield
+    except (BadTokenizer, UnsupportedArchitecture, UnsupportedTensor) as error:
+        if error.path is None:
+            error.path = str(path)
+            error.message = f"{path}: {error.message}"
+            error.args = (error.message,)
+        raise
 
 
 class ModelFileNotFound(ModelLoadError):

@@ -50,7 +50,7 @@ def _words(info: inspect.Type) -> str:
 
 def _range(info: inspect.IntType | inspect.FloatType) -> str:
     if info.ge is not None and info.le is not None:
-        return f" from {info.ge:g} to {info.le:g}"
+        return f" from {info.ge:.15g} to {info.le:.15g}"
     bounds = [
         f"{word} {bound:.15g}"
         for word, bound in (

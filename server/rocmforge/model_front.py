@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from rocmforge.errors import ConfigurationError
+from rocmforge.errors import ConfigurationError, naming
 from rocmforge.library.finding import default_names, find_model
 from rocmforge.models.checkpoint import Checkpoint, Identity
 from rocmforge.models.config import ModelConfig
@@ -72,7 +72,7 @@ def read_front(model: str, settings: Settings, found: Path | None = None) -> Mod
         ConfigurationError: the file of --chat-template cannot be read.
     """
     path = found or find_model(model)
-    with open_model(path, settings) as checkpoint:
+    with naming(path), open_model(path, settings) as checkpoint:
         config, vision = checkpoint.config, checkpoint.vision
         identity = checkpoint.identify()
         tokenizer = Tokenizer(checkpoint.read_tokenizer())
@@ -153,7 +153,11 @@ def _sampling_defaults(checkpoint: Checkpoint, settings: Settings) -> SamplingDe
     for text in settings.sampling:
         name, _, value = text.partition("=")
         try:
-            defaults = defaults.changed({name: float(value)})
+            number = float(value)
+        except ValueError as error:
+            raise ConfigurationError(f"--sampling {text}: write it as NAME=NUMBER.") from error
+        try:
+            defaults = defaults.changed({name: number})
         except ValueError as error:
             raise ConfigurationError(f"--sampling {text}: {error}.") from error
     return defaults
@@ -178,7 +182,7 @@ def find_draft(model: Checkpoint, settings: Settings) -> Path | None:
     if settings.other_draft_model is None:
         return None
     path = find_model(settings.other_draft_model)
-    with open_checkpoint(path) as checkpoint:
+    with naming(path), open_checkpoint(path) as checkpoint:
         if not checkpoint.config.causal:
             raise ConfigurationError(f"{path.name} is an encoder: it cannot draft the next tokens.")
         if checkpoint.config.has_states:

@@ -138,6 +138,15 @@ def get(*lines: bytes, path: bytes = b"/", version: bytes = b"1.1") -> bytes:
 # --- headers and trailers ---
 
 
+def test_a_taken_port_is_named_with_what_to_do() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigurationError) as error:
+            listen("127.0.0.1", port)
+    why = "Address already in use. Choose another with --port."
+    assert error.value.message == f"Cannot listen on 127.0.0.1 port {port}: {why}"
+
+
 def test_complete_headers_above_the_limit_are_a_431(
     server: Running, caplog: pytest.LogCaptureFixture
 ) -> None:

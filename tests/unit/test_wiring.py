@@ -12,7 +12,7 @@ import pytest
 
 from rocmforge.engine.client.client import AsyncEngine
 from rocmforge.engine_options import engine_config, load_options, token_pieces
-from rocmforge.errors import ConfigurationError
+from rocmforge.errors import BadTokenizer, ConfigurationError
 from rocmforge.gguf.tokenizer import read_tokenizer
 from rocmforge.model_front import open_model, read_front
 from rocmforge.settings import Settings
@@ -20,9 +20,10 @@ from rocmforge.text.tokenizer.tokenizer import Tokenizer
 from rocmforge.wiring import build_model
 from tests.data.models.tiny_encoders import VOCABULARY
 from tests.data.models.tiny_folders import write_folder
-from tests.data.models.tiny_models import by_name, hf_weights
+from tests.data.models.tiny_models import by_name, hf_weights, write_model
 from tests.support.predicting import write_predicting
 from tests.support.safetensors_writer import write_safetensors
+from tests.support.speaking import write_speaking
 from tests.support.tokenizer_files import pieces, write_tokenizer
 from tests.unit.text.vocabularies import byte_level, sentencepiece
 
@@ -164,3 +165,11 @@ def test_windows_release_blocks_unless_a_tier_keeps_them(
 ) -> None:
     settings = msgspec.structs.replace(Settings(), **changes)
     assert load_options(settings, 128, causal=True).releases_windows is releases
+
+
+def test_what_is_wrong_with_a_file_names_it_whichever_of_several_it_is(tmp_path: Path) -> None:
+    good, bad = write_speaking(tmp_path, "llama"), write_model(by_name("qwen3"), tmp_path)
+    for settings in (Settings(), Settings(draft_model=str(bad))):
+        with pytest.raises(BadTokenizer) as error:
+            read_front(str(bad if settings == Settings() else good), settings)
+        assert error.value.message.startswith(f"{bad}: The file has no tokenizer")

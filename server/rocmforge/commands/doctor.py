@@ -62,10 +62,11 @@ def _port(settings: Settings) -> Iterator[Finding]:
     try:
         socket.create_server((settings.host, settings.port), family=family).close()
     except OSError as error:
+        why, *_ = str(error.strerror).partition(" (while ")  # Python repeats the address
         yield Finding(
             check="port",
             level=Level.WARNING,
-            message=f"The server cannot listen on {where}: {error.strerror}.",
+            message=f"The server cannot listen on {where}: {why}.",
             repair=f"ss --listening --tcp --processes 'sport = :{settings.port}'  # or --port",
         )
     else:

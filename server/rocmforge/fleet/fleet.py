@@ -73,7 +73,10 @@ class Fleet:
         for model in self.models:
             for name in model.names:
                 if name in self._by_name:
-                    raise ConfigurationError(f"Two models are called {name!r}: give other names.")
+                    raise ConfigurationError(
+                        f"Two models are called {name!r}: give one another name, such as with "
+                        "--model NAME=FILE."
+                    )
                 self._by_name[name] = model
             model.entry.on_unused = partial(self._now_unused, model.entry)
         self._entries = [model.entry for model in self.models]

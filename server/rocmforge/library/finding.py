@@ -12,6 +12,7 @@ from rocmforge.library.hub_names import (
     HubName,
     choose_file,
     folder_name,
+    is_model_file,
     parse_hub_name,
     without_part,
 )
@@ -29,12 +30,17 @@ def find_model(name: str) -> Path:
         ModelFileNotFound: it is not on this machine; the message says how to get it. Or it cannot
             be told.
     """
+    if not name.strip():
+        raise ModelFileNotFound(f"The name of the model is empty. {_WHAT_TO_GIVE}")
     path = Path(name)
     try:
         if path.is_file() or any((path / file).is_file() for file in _OF_FOLDERS):
             # Links are not followed: the name that the user sees is what the model is called, and
             # the parts of a split model lie beside it.
-            return path.absolute()
+            path = path.absolute()
+            if path.suffix == ".safetensors":
+                raise ModelFileNotFound(f"{name} has weights only: give its folder, {path.parent}.")
+            return path
     except OSError as error:  # a folder that may not be searched, a name that is too long
         raise ModelFileNotFound(f"{name} cannot be read: {error.strerror}.") from error
     packaged = PACKAGED.get(name)
@@ -44,7 +50,7 @@ def find_model(name: str) -> Path:
     if stored is not None:
         return stored.path
     if path.is_dir():
-        raise ModelFileNotFound(f"{name} is a folder without config.json. {_WHAT_TO_GIVE}")
+        raise ModelFileNotFound(f"{name} is a folder without config.json. {_what_to_give(path)}")
     if name.startswith(("https://", "http://")) and parse_hub_name(name) is None:
         raise ModelFileNotFound(
             f"{name} is not the address of a repository at https://huggingface.co, nor of a .gguf "
@@ -75,6 +81,15 @@ _WHAT_TO_GIVE: Final = (
     "Give the path of a .gguf file or of a folder of Hugging Face, or a name that `rocmforge list` "
     "or `rocmforge list --catalogue` shows."
 )
+
+
+def _what_to_give(folder: Path) -> str:
+    """Names the GGUF files of a folder that is no model itself."""
+    files = sorted(str(file) for file in folder.glob("*.gguf") if is_model_file(file.name))
+    if not files:
+        return _WHAT_TO_GIVE
+    more = f" or another of its {len(files)} models" if len(files) > 1 else ""
+    return f"Give a file that is in it: {files[0]}{more}."
 
 
 def all_stored() -> tuple[StoredModel, ...]:

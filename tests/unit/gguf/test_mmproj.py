@@ -10,7 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rocmforge.errors import ConfigurationError, RocmForgeError
+from rocmforge.errors import (
+    ConfigurationError,
+    ModelLoadError,
+    RocmForgeError,
+    UnsupportedTensor,
+)
 from rocmforge.gguf.checkpoint import open_gguf_checkpoint
 from rocmforge.gguf.reader import open_gguf
 from rocmforge.models.config import ActivationFunction
@@ -346,5 +351,18 @@ def test_a_folder_takes_no_other_tower(tmp_path: Path) -> None:
 
 def test_a_model_is_no_tower(tmp_path: Path) -> None:
     path = write_tower_files(SMOLVLM, tmp_path)
-    with pytest.raises(RocmForgeError, match="a tower of the architecture llama"):
+    with pytest.raises(ModelLoadError, match=f"{path} is no tower for images"):
         open_gguf_checkpoint(path, mmproj=path)
+
+
+def test_a_tower_is_no_model(tmp_path: Path) -> None:
+    tower = write_tower_files(SMOLVLM, tmp_path).with_name("mmproj-model-f32.gguf")
+    with pytest.raises(ModelLoadError, match="Serve the model's own file"):
+        open_gguf_checkpoint(tower)
+
+
+def test_what_is_wrong_with_a_tower_names_its_file(tmp_path: Path) -> None:
+    path, tower = write_tower_files(SMOLVLM, tmp_path), tmp_path / "mmproj-model-f32.gguf"
+    change_tensors(tower, lambda tensors: tensors | {"v.more.weight": np.zeros(1, np.float32)})
+    with pytest.raises(UnsupportedTensor, match=f"^{tower}: Tensor 'v.more.weight'"):
+        open_gguf_checkpoint(path, mmproj=tower)

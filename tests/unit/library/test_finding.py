@@ -83,6 +83,30 @@ def test_a_folder_that_holds_no_model_is_called_that(tmp_path: Path) -> None:
         find_model(str(tmp_path))
 
 
+def test_the_files_of_a_folder_that_is_no_model_are_named(tmp_path: Path) -> None:
+    for name in ("b-00001-of-00002", "b-00002-of-00002", "mmproj-b"):
+        (tmp_path / f"{name}.gguf").touch()
+    with pytest.raises(ModelFileNotFound) as error:
+        find_model(str(tmp_path))
+    assert error.value.message.endswith(f"is in it: {tmp_path}/b-00001-of-00002.gguf.")
+    (tmp_path / "a.gguf").touch()
+    with pytest.raises(ModelFileNotFound, match=r"/a\.gguf or another of its 2 models\."):
+        find_model(str(tmp_path))
+
+
+def test_weights_alone_are_answered_with_their_folder(tmp_path: Path) -> None:
+    file = tmp_path / "model.safetensors"
+    file.touch()
+    with pytest.raises(ModelFileNotFound, match=f"give its folder, {tmp_path}"):
+        find_model(str(file))
+
+
+@pytest.mark.parametrize("name", ["", " "])
+def test_an_empty_name_is_called_that(name: str) -> None:
+    with pytest.raises(ModelFileNotFound, match="name of the model is empty"):
+        find_model(name)
+
+
 def test_a_models_folder_is_taken_as_it_is_and_called_by_its_whole_name(tmp_path: Path) -> None:
     folder = tmp_path / "Qwen2.5-0.5B"
     folder.mkdir()

@@ -60,7 +60,8 @@ def test_a_recommendation_that_makes_no_sense_is_refused_with_its_key(
         ("temperature=3", "--sampling temperature=3: temperature: 3 is not between 0 and 2"),
         ("warmth=1", "'warmth' is none of temperature, top_k"),
         ("top_k=2.5", "2.5 is no number of tokens"),
-        ("temperature", "--sampling temperature: could not convert"),
+        ("temperature", "--sampling temperature: write it as NAME=NUMBER"),
+        ("temperature=hot", "--sampling temperature=hot: write it as NAME=NUMBER"),
     ],
 )
 def test_what_the_operator_cannot_mean_is_refused(tmp_path: Path, given: str, reason: str) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import socket
 import ssl
 from collections.abc import Generator
-from typing import Any
+from typing import Any, Final
 
 import uvicorn
 from uvicorn.config import create_ssl_context
@@ -27,6 +28,9 @@ class HttpServer(uvicorn.Server):
         yield
 
 
+_OF_PORTS: Final = (errno.EADDRINUSE, errno.EACCES)
+
+
 def listen(host: str, port: int) -> socket.socket:
     """Binds a socket that has asyncio set TCP_NODELAY on the connections it accepts.
 
@@ -41,9 +45,9 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         bound = socket.create_server((host, port), family=family, backlog=2048)
     except OSError as error:
-        raise ConfigurationError(
-            f"Cannot listen on {host} port {port}: {error.strerror}."
-        ) from error
+        hint = " Choose another with --port." if error.errno in _OF_PORTS else ""
+        why, *_ = str(error.strerror).partition(" (while ")  # Python repeats the address
+        raise ConfigurationError(f"Cannot listen on {host} port {port}: {why}.{hint}") from error
     return socket.socket(family, bound.type, socket.IPPROTO_TCP, fileno=bound.detach())
 
 

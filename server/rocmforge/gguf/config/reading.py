@@ -6,7 +6,7 @@ from typing import Final
 
 from gguf.constants import GGUFType, Keys
 
-from rocmforge.errors import BadAdapter, BadGguf, UnsupportedArchitecture
+from rocmforge.errors import BadAdapter, BadGguf, ModelLoadError, UnsupportedArchitecture
 from rocmforge.gguf.config.encoders import EncoderConfigReader
 from rocmforge.gguf.config.model import ConfigReader
 from rocmforge.gguf.reader import GgufFile
@@ -30,6 +30,7 @@ def read_config(file: GgufFile) -> ModelConfig:
         UnsupportedArchitecture: There is no row for it, or it uses a feature we do not have.
         UnsupportedTensor: It is said to rank, but has no classification head.
         BadAdapter: It is a LoRA adapter.
+        ModelLoadError: It is the tower of a model.
         BadGguf: A key is missing, of the wrong type, or contradicts another; names the key.
     """
     if file.get_str(Keys.General.TYPE, GGUFType.MODEL) == GGUFType.ADAPTER:
@@ -37,6 +38,11 @@ def read_config(file: GgufFile) -> ModelConfig:
             str(file.path), f"it is not a model. Serve its base model with --lora NAME={file.path}"
         )
     architecture = file.get_str(Keys.General.ARCHITECTURE)
+    if architecture == "clip":
+        raise ModelLoadError(
+            f"{file.path} is a tower for images, not a model. Serve the model's own file: a tower "
+            f"beside it is taken, and one elsewhere with --mmproj {file.path}."
+        )
     known = tuple(name for name, family in FAMILIES.items() if not family.is_tower)
     if architecture not in known:
         raise UnsupportedArchitecture(architecture, known)

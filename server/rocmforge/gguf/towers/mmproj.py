@@ -12,7 +12,7 @@ from typing import Final
 
 from rocmforge.checkpoint.tensor import Summed, Tensor
 from rocmforge.checkpoint.tokenizer import TokenizerData
-from rocmforge.errors import BadTokenizer, ModelLoadError, UnsupportedArchitecture
+from rocmforge.errors import BadTokenizer, ModelLoadError, UnsupportedArchitecture, naming
 from rocmforge.gguf.reader import GgufFile, open_gguf
 from rocmforge.gguf.towers.config import VISION, read_config, read_processor
 from rocmforge.gguf.towers.names import OUTSIDE_LAYERS, paths_of
@@ -97,8 +97,9 @@ def open_mmproj(
     """
     file = open_gguf(path)
     try:
-        vision, tower = _read(file, model, tokens)
-        return beside_tower(model, tower.config, vision), vision, tower
+        with naming(path):
+            vision, tower = _read(file, model, tokens)
+            return beside_tower(model, tower.config, vision), vision, tower
     except BaseException:
         file.close()
         raise
@@ -107,7 +108,10 @@ def open_mmproj(
 def _read(file: GgufFile, model: ModelConfig, tokens: list[str]) -> tuple[VisionConfig, Checkpoint]:
     embedding_size = model.hidden_size
     if (architecture := file.get_str("general.architecture", "unknown")) != "clip":
-        raise UnsupportedArchitecture(f"a tower of the architecture {architecture}", ("clip",))
+        raise ModelLoadError(
+            f"{file.path} is no tower for images, but has the architecture {architecture}. Give "
+            "the mmproj file of this model, or leave --mmproj out."
+        )
     kinds = file.get_str("clip.projector_type", ""), file.get_str(f"{VISION}projector_type", "")
     projector = next((name for name in kinds if name in _KINDS), None)
     if projector is None:
