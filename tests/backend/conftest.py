@@ -16,7 +16,8 @@ import pytest
 from rocmforge.backend import registry
 from rocmforge.backend.protocol import Backend
 from tests.backend.driving import Driver
-from tests.data.models.tiny_models import by_name, write_model
+from tests.data.models.model_files import write_model
+from tests.data.models.tiny_models import by_name
 from tests.support.loading import load_file
 from tests.support.options import SMALL
 

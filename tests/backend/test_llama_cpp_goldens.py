@@ -17,7 +17,8 @@ from tests.data.models.llama_cpp_goldens import (
     llama_cpp_golden,
     write_for_llama_cpp,
 )
-from tests.data.models.tiny_models import PROMPT, TinyModel
+from tests.data.models.tiny_model import TinyModel
+from tests.data.models.tiny_models import PROMPT
 from tests.support.llama_cpp import activate_with_table
 
 TOLERANCE = 1e-4

@@ -21,7 +21,7 @@ from tests.data.models.llama_cpp_towers import (
     llama_cpp_golden,
     write_for_llama_cpp,
 )
-from tests.data.models.tiny_towers import PARTS, TinyTower
+from tests.data.models.tiny_tower import PARTS, TinyTower
 from tests.support.core import reports
 from tests.support.llama_cpp import tanh_with_table
 from tests.support.options import SMALL

@@ -15,7 +15,8 @@ import pytest
 from rocmforge.engine.ipc.params import SamplingParams
 from rocmforge.errors import BackendError
 from tests.backend.conftest import Load
-from tests.data.models.tiny_models import MODELS, PROMPT, by_name, write_model
+from tests.data.models.model_files import write_model
+from tests.data.models.tiny_models import MODELS, PROMPT, by_name
 from tests.support.options import SMALL
 from tests.support.runners import load_reference
 from tests.support.spans import PLACES, PROMPTS, answers, begun_with, embedded, image, prompt_of

@@ -16,17 +16,9 @@ from rocmforge.backend.protocol import Backend
 from rocmforge.engine.ipc.messages import Cancel, StepReport
 from rocmforge.engine.ipc.params import GenerateRequest, SamplingParams
 from rocmforge.engine.waiting.images import image_step, in_order
-from tests.data.models.tiny_towers import (
-    GEMMA3,
-    GOLDEN_ROWS,
-    GOLDEN_TOKENS,
-    PARTS,
-    QWEN3_VL,
-    TinyTower,
-    goldens,
-    write_tower_files,
-    write_tower_folder,
-)
+from tests.data.models.tiny_tower import GOLDEN_ROWS, GOLDEN_TOKENS, PARTS, TinyTower, goldens
+from tests.data.models.tiny_towers import GEMMA3, QWEN3_VL
+from tests.data.models.tower_files import write_tower_files, write_tower_folder
 from tests.data.models.towers import IN_FILES, TOWERS
 from tests.support.core import reports, submits, tokens_of
 from tests.support.options import SMALL

@@ -11,9 +11,10 @@ import pytest
 
 from rocmforge.backend.step import StepInput, StepOutput
 from rocmforge_reference.runner import ReferenceRunner
+from tests.data.models.model_files import write_model
 from tests.data.models.tiny_gemma4 import sized_gemma4
 from tests.data.models.tiny_model import TinyModel
-from tests.data.models.tiny_models import by_name, write_model
+from tests.data.models.tiny_models import by_name
 from tests.support.options import SMALL
 from tests.support.runners import load_reference
 from tests.support.sliding import slide

@@ -9,8 +9,8 @@ import numpy as np
 
 from rocmforge.backend.protocol import Backend, LoadOptions, Runner
 from rocmforge.opening import open_checkpoint
+from tests.data.models.model_files import gguf_metadata, gguf_tensors
 from tests.data.models.tiny_model import Tensors, TinyModel
-from tests.data.models.tiny_models import gguf_metadata, gguf_tensors
 from tests.support.gguf_writer import write_gguf
 from tests.support.shallow import with_right_predictor
 

@@ -21,7 +21,8 @@ from rocmforge.models.vision.config import VisionConfig
 from rocmforge.models.vision.image import ImageTile
 from rocmforge.opening import open_checkpoint
 from rocmforge.pixels.processors.patches import tile_of
-from tests.data.models.tiny_towers import TinyTower, pixels
+from tests.data.models.tiny_tower import TinyTower
+from tests.data.models.tower_files import pixels
 from tests.support.start import start_message
 from tests.support.timed import Timed
 

@@ -17,7 +17,8 @@ from rocmforge.library import hub as hubs
 from rocmforge.library.catalogue import read_catalogue
 from rocmforge.library.hub import Hub
 from rocmforge.settings import Settings
-from tests.data.models.tiny_models import by_name, write_model
+from tests.data.models.model_files import write_model
+from tests.data.models.tiny_models import by_name
 from tests.support.gguf_writer import write_gguf
 from tests.support.hip import fitting
 from tests.support.hub import FakeHub

@@ -18,9 +18,10 @@ from rocmforge.model_front import open_model, read_front
 from rocmforge.settings import Settings
 from rocmforge.text.tokenizer.tokenizer import Tokenizer
 from rocmforge.wiring import build_model
+from tests.data.models.model_files import hf_weights, write_model
 from tests.data.models.tiny_encoders import VOCABULARY
 from tests.data.models.tiny_folders import write_folder
-from tests.data.models.tiny_models import by_name, hf_weights, write_model
+from tests.data.models.tiny_models import by_name
 from tests.support.predicting import write_predicting
 from tests.support.safetensors_writer import write_safetensors
 from tests.support.speaking import write_speaking

@@ -7,14 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+from tests.data.models.model_files import gguf_metadata, gguf_tensors
 from tests.data.models.tiny_experts import BAILING, EXPERT_MODELS, GPT_OSS, LATENT_MODELS
 from tests.data.models.tiny_gemma4 import GEMMA4_MODELS
-from tests.data.models.tiny_models import (
-    SCALED_MODELS,
-    TinyModel,
-    gguf_metadata,
-    gguf_tensors,
-)
+from tests.data.models.tiny_model import TinyModel
+from tests.data.models.tiny_models import SCALED_MODELS
 from tests.data.models.tiny_recurrent import RECURRENT_MODELS
 from tests.support.gguf_writer import write_gguf
 

@@ -14,8 +14,10 @@ from rocmforge.gguf.reader import open_gguf
 from tests.data.models.tiny_gemma4_tower import GEMMA4, GEMMA4_E, TinyGemma4Tower
 from tests.data.models.tiny_internvl import INTERNVL
 from tests.data.models.tiny_pixtral import MISTRAL3, PIXTRAL
-from tests.data.models.tiny_towers import GEMMA3, QWEN3_VL, SMOLVLM, TinyTower, write_tower_files
+from tests.data.models.tiny_tower import TinyTower
+from tests.data.models.tiny_towers import GEMMA3, QWEN3_VL, SMOLVLM
 from tests.data.models.tiny_windows import QWEN2_VL, QWEN25_VL, TinyMerging
+from tests.data.models.tower_files import write_tower_files
 from tests.support.gguf_writer import write_gguf
 
 GOLDENS: Final = Path(__file__).with_name("llama_cpp_tower_goldens.json")

@@ -19,9 +19,11 @@ from typing import Any
 
 import numpy as np
 
+from tests.data.models.model_files import hf_weights
 from tests.data.models.tiny_experts import EXPERT_CLASSES
 from tests.data.models.tiny_folders import write_folder
-from tests.data.models.tiny_models import GOLDEN_ROWS, MODELS, PROMPT, TinyModel, hf_weights
+from tests.data.models.tiny_model import TinyModel
+from tests.data.models.tiny_models import GOLDEN_ROWS, MODELS, PROMPT
 from tests.data.models.tiny_recurrent import FAR_PROMPT, LENGTHS, LONG_PROMPT
 
 # Not among the tools of this project, so type checking must not need them.

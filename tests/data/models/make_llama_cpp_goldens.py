@@ -22,7 +22,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tests.data.models.llama_cpp_goldens import CONTINUED, GOLDENS, MODELS, write_for_llama_cpp
-from tests.data.models.tiny_models import PROMPT, TinyModel
+from tests.data.models.tiny_model import TinyModel
+from tests.data.models.tiny_models import PROMPT
 
 # Not among the tools of this project, so type checking must not need it.
 llama_cpp = import_module("llama_cpp")

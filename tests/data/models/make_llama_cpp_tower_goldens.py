@@ -19,16 +19,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tests.data.models.llama_cpp_towers import (
-    COLUMNS,
-    GOLDENS,
-    MODELS,
-    ROWS,
-    write_for_llama_cpp,
-)
+from tests.data.models.llama_cpp_towers import COLUMNS, GOLDENS, MODELS, ROWS, write_for_llama_cpp
 from tests.data.models.make_llama_cpp_goldens import context_parameters, decode, record
 from tests.data.models.tiny_pixtral import BREAK
-from tests.data.models.tiny_towers import PARTS, TinyTower, hf_weights, pixels
+from tests.data.models.tiny_tower import PARTS, TinyTower
+from tests.data.models.tower_files import hf_weights, pixels
 
 # Not among the tools of this project, so type checking must not need them.
 llama_cpp = import_module("llama_cpp")

@@ -15,7 +15,8 @@ import numpy as np
 
 from tests.data.models.make_goldens import build, rounded
 from tests.data.models.tiny_adapters import MODELS_WITH_GOLDENS, TinyAdapter, hf_pairs
-from tests.data.models.tiny_models import GOLDEN_ROWS, PROMPT, TinyModel, by_name
+from tests.data.models.tiny_model import TinyModel
+from tests.data.models.tiny_models import GOLDEN_ROWS, PROMPT, by_name
 
 # Not among the tools of this project, so type checking must not need them.
 torch = import_module("torch")

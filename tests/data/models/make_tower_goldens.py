@@ -15,15 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from tests.data.models.tiny_towers import (
-    GOLDEN_ROWS,
-    GOLDEN_TOKENS,
-    PARTS,
-    PLACEHOLDER,
-    TinyTower,
-    hf_weights,
-    pixels,
-)
+from tests.data.models.tiny_tower import GOLDEN_ROWS, GOLDEN_TOKENS, PARTS, PLACEHOLDER, TinyTower
+from tests.data.models.tower_files import hf_weights, pixels
 from tests.data.models.towers import TOWERS
 
 # Not among the tools of this project, so type checking must not need them.

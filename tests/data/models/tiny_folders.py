@@ -13,10 +13,10 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from tests.data.models import tiny_encoders, tiny_models
+from tests.data.models import model_files, tiny_encoders
 from tests.data.models.tiny_adapters import TinyAdapter, hf_pairs
 from tests.data.models.tiny_encoders import TinyEncoder
-from tests.data.models.tiny_models import TinyModel
+from tests.data.models.tiny_model import TinyModel
 from tests.support.safetensors_writer import bfloat16, write_index, write_safetensors
 
 _CONFIGS: Final = Path(__file__).with_name("folder_configs.json")
@@ -72,7 +72,7 @@ def write_folder(
     path.mkdir(parents=True)
     text = json.dumps({**folder_config(model), **(config or {})}, indent=2)
     (path / "config.json").write_text(text)
-    recipes = tiny_encoders if isinstance(model, TinyEncoder) else tiny_models
+    recipes = tiny_encoders if isinstance(model, TinyEncoder) else model_files
     weights = recipes.hf_weights(model)
     stored = {name: _stored(weight, dtype, widen) for name, weight in weights.items()}
     _write_modules(path, {name: stored.pop(name) for name in weights if "/" in name})

@@ -8,15 +8,10 @@ from typing import Any, Final
 import gguf
 import numpy as np
 
+from tests.data.models.model_files import gguf_layout, gguf_metadata, gguf_name
 from tests.data.models.tiny_model import TinyModel
-from tests.data.models.tiny_models import gguf_layout, gguf_metadata, gguf_name
-from tests.data.models.tiny_towers import (
-    PLACEHOLDER,
-    TEXT,
-    TinyTower,
-    hf_weights,
-    text_shapes,
-)
+from tests.data.models.tiny_tower import PLACEHOLDER, TEXT, TinyTower, text_shapes
+from tests.data.models.tower_files import hf_weights
 from tests.support.gguf_writer import write_gguf
 
 _PREFIXES: Final = {

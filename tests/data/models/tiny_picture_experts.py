@@ -10,7 +10,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from tests.data.models.tiny_towers import QWEN3_VL, Tensors, TinyTower
+from tests.data.models.tiny_tower import Tensors, TinyTower
+from tests.data.models.tiny_towers import QWEN3_VL
 
 _EXPERTS: Final = ".experts."
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.data.models.tiny_towers import QWEN35, hf_weights, write_tower_folder
+from tests.data.models.tiny_towers import QWEN35
+from tests.data.models.tower_files import hf_weights, write_tower_folder
 from tests.support.safetensors_writer import write_safetensors
 
 

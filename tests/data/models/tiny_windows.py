@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from tests.data.models.tiny_towers import QWEN3_VL, TEXT, TinyTower, text_shapes, tower_sizes
+from tests.data.models.tiny_tower import TEXT, TinyTower, text_shapes, tower_sizes
+from tests.data.models.tiny_towers import QWEN3_VL
 
 _TEXT: Final = {
     **{key: value for key, value in TEXT.items() if key != "head_dim"},

@@ -15,8 +15,10 @@ from rocmforge.errors import BadAdapter
 from rocmforge.models.lora import AdapterSpec
 from rocmforge_hip.backend import create as create_hip
 from tests.backend.driving import Chunk, Driver, Want
+from tests.data.models.model_files import write_model
 from tests.data.models.tiny_adapters import TinyAdapter, gguf_adapter, write_adapter
-from tests.data.models.tiny_models import PROMPT, TinyModel, by_name, write_model
+from tests.data.models.tiny_model import TinyModel
+from tests.data.models.tiny_models import PROMPT, by_name
 from tests.support.hip import fitting, quantized, write_quantized
 from tests.support.loading import load_file
 from tests.support.options import SMALL

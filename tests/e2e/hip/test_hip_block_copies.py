@@ -16,9 +16,10 @@ from rocmforge.errors import EngineError
 from rocmforge_hip.device.driver import Driver as HipDriver
 from rocmforge_hip.run.block_copies import BlockCopies
 from tests.backend.driving import Driver
+from tests.data.models.model_files import write_model
 from tests.data.models.tiny_mamba import larger_mamba
 from tests.data.models.tiny_model import TinyModel
-from tests.data.models.tiny_models import PROMPT, by_name, write_model
+from tests.data.models.tiny_models import PROMPT, by_name
 from tests.data.models.tiny_recurrent import larger_delta, larger_liquid
 from tests.support.block_copies import (
     WHATEVER_IT_TAKES,

@@ -30,7 +30,8 @@ from rocmforge_hip.ops.activations import Activation
 from rocmforge_hip.ops.model_ops import HipOps
 from rocmforge_hip.run.runner import HipRunner
 from tests.backend.driving import Chunk, Driver
-from tests.data.models.tiny_models import PROMPT, by_name, write_model
+from tests.data.models.model_files import write_model
+from tests.data.models.tiny_models import PROMPT, by_name
 from tests.support.hip import fitting, platform_options, start_platform
 from tests.support.host_platform import HostPlatform
 from tests.support.loading import load_file

@@ -9,7 +9,8 @@ from pathlib import Path
 from benchmarks.capacity import Run, run_full
 from rocmforge.engine.context import most_sequences
 from rocmforge_hip.backend import create
-from tests.data.models.tiny_models import by_name, write_model
+from tests.data.models.model_files import write_model
+from tests.data.models.tiny_models import by_name
 from tests.support.hip import fitting
 from tests.support.loading import estimate_file
 from tests.support.options import SMALL

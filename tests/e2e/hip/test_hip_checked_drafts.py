@@ -17,7 +17,8 @@ import pytest
 from rocmforge.backend.step import StepOutput
 from rocmforge.models.weights import present
 from tests.backend.driving import Chunk, Driver
-from tests.data.models.tiny_models import PROMPT, by_name, write_model
+from tests.data.models.model_files import write_model
+from tests.data.models.tiny_models import PROMPT, by_name
 from tests.data.models.tiny_recurrent import larger_delta
 from tests.support.forced import Forcing
 from tests.support.hip import quantized, write_quantized

@@ -16,7 +16,8 @@ from rocmforge.engine.ipc.params import Pooling, SamplingParams
 from rocmforge_hip.run.runner import HipRunner
 from tests.api.tiny import VOCAB_SIZE, metadata
 from tests.backend.driving import Chunk, Driver, Want, make_step
-from tests.data.models.tiny_models import PROMPT, by_name, gguf_metadata, gguf_tensors, write_model
+from tests.data.models.model_files import gguf_metadata, gguf_tensors, write_model
+from tests.data.models.tiny_models import PROMPT, by_name
 from tests.support.core import make_core, vectors_of
 from tests.support.gguf_writer import write_gguf
 from tests.support.hip import fitting, quantized, write_quantized

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.backend.driving import Driver
+from tests.data.models.model_files import write_model
 from tests.data.models.tiny_experts import EXPERT_MODELS, LATENT_MODELS, OTHER_EXPERT_MODELS
-from tests.data.models.tiny_models import by_name, write_model
+from tests.data.models.tiny_models import by_name
 from tests.e2e.hip.test_hip_models import (
     FLOAT_TOLERANCE,
     PROMPTS,

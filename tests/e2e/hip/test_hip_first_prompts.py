@@ -13,7 +13,9 @@ from rocmforge.backend.step import StepInput
 from rocmforge_hip.load import loading
 from rocmforge_hip.run.runner import HipRunner
 from rocmforge_hip.run.trials import first_prompts
-from tests.data.models.tiny_models import TinyModel, by_name, write_model
+from tests.data.models.model_files import write_model
+from tests.data.models.tiny_model import TinyModel
+from tests.data.models.tiny_models import by_name
 from tests.data.models.tiny_recurrent import larger_delta
 from tests.support.hip import fitting
 from tests.support.options import SMALL

@@ -18,9 +18,10 @@ from rocmforge.engine.ipc.params import Pooling
 from rocmforge_hip.backend import create
 from tests.backend.driving import Chunk, Driver
 from tests.data.models import tiny_encoders
-from tests.data.models.tiny_experts import fuse_experts
+from tests.data.models.expert_weights import fuse_experts
+from tests.data.models.model_files import hf_weights, write_model
 from tests.data.models.tiny_folders import write_folder
-from tests.data.models.tiny_models import PROMPT, by_name, hf_weights, write_model
+from tests.data.models.tiny_models import PROMPT, by_name
 from tests.e2e.hip.test_hip_models import FLOAT_TOLERANCE
 from tests.support.encoder_steps import encoder_step, run
 from tests.support.hip import fitting, splittable

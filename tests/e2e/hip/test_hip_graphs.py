@@ -20,8 +20,10 @@ from rocmforge_hip.run.runner import HipRunner
 from rocmforge_hip.run.shapes import graph_sizes
 from rocmforge_hip.run.trials import graph_check
 from tests.backend.driving import GREEDY, Chunk, Driver, Want
+from tests.data.models.model_files import write_model
 from tests.data.models.tiny_adapters import TinyAdapter, write_adapter
-from tests.data.models.tiny_models import PROMPT, TinyModel, by_name, write_model
+from tests.data.models.tiny_model import TinyModel
+from tests.data.models.tiny_models import PROMPT, by_name
 from tests.data.models.tiny_recurrent import larger_delta
 from tests.e2e.hip.test_hip_models import FLOAT_TOLERANCE
 from tests.support.hip import fitting

@@ -15,7 +15,8 @@ from rocmforge.errors import EngineError, OutOfMemory
 from rocmforge_hip.device.driver import Driver as HipDriver
 from rocmforge_hip.run.runner import HipRunner
 from tests.backend.driving import Chunk, Driver, Want
-from tests.data.models.tiny_models import by_name, write_model
+from tests.data.models.model_files import write_model
+from tests.data.models.tiny_models import by_name
 from tests.e2e.hip.test_hip_models import PROMPTS, generate_and_count
 from tests.support.hip import fitting
 from tests.support.host_platform import HostPlatform

@@ -20,14 +20,9 @@ from rocmforge.models.lora import AdapterSpec
 from rocmforge.opening import open_checkpoint
 from tests.data.models.tiny_adapters import write_random_adapter
 from tests.data.models.tiny_predicting_tower import write_predicting_tower
-from tests.data.models.tiny_towers import (
-    GEMMA3,
-    QWEN3_VL,
-    QWEN35,
-    TinyTower,
-    write_tower_files,
-    write_tower_folder,
-)
+from tests.data.models.tiny_tower import TinyTower
+from tests.data.models.tiny_towers import GEMMA3, QWEN3_VL, QWEN35
+from tests.data.models.tower_files import write_tower_files, write_tower_folder
 from tests.e2e.conftest import RANKS
 from tests.support.core import tokens_of
 from tests.support.options import SMALL

@@ -32,7 +32,8 @@ from rocmforge_hip.run.runner import HipRunner
 from rocmforge_hip.weights import upload
 from rocmforge_reference import ops as reference_ops
 from tests.backend.driving import Chunk, Driver, Want, make_step
-from tests.data.models.tiny_models import PROMPT, by_name, write_model
+from tests.data.models.model_files import write_model
+from tests.data.models.tiny_models import PROMPT, by_name
 from tests.support.core import make_core, reports
 from tests.support.hip import FLOAT_MODELS, fitting, quantized, write_quantized
 from tests.support.host_platform import HostPlatform

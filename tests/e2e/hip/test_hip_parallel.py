@@ -34,9 +34,11 @@ from rocmforge_hip.parallel import processes
 from rocmforge_hip.parallel.processes import RankFailed
 from rocmforge_hip.run.trials import graph_check
 from tests.backend.driving import Chunk, Driver, Want, make_step
+from tests.data.models.model_files import write_model
 from tests.data.models.tiny_adapters import TinyAdapter, write_adapter
 from tests.data.models.tiny_encoders import ENCODERS, write_encoder
-from tests.data.models.tiny_models import PROMPT, TinyModel, by_name, write_model
+from tests.data.models.tiny_model import TinyModel
+from tests.data.models.tiny_models import PROMPT, by_name
 from tests.e2e.conftest import RANKS
 from tests.support.children import RANK, children
 from tests.support.hip import fitting, quantized, splittable, write_quantized

@@ -27,7 +27,8 @@ from rocmforge.engine.ipc.status import EngineStats
 from rocmforge.engine.loading import Loaded, load
 from rocmforge_hip.device.discovery import find_devices
 from rocmforge_hip.device.platform import select_platform
-from tests.data.models.tiny_models import PROMPT, by_name, write_model
+from tests.data.models.model_files import write_model
+from tests.data.models.tiny_models import PROMPT, by_name
 from tests.e2e.conftest import RANKS
 from tests.support.children import RANK, children
 from tests.support.core import Request, reports

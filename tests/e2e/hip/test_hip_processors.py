@@ -22,7 +22,8 @@ from rocmforge_hip.backend import create as create_hip
 from rocmforge_hip.run.runner import HipRunner
 from rocmforge_reference.backend import create as create_reference
 from tests.backend.driving import Chunk, Want, make_step
-from tests.data.models.tiny_models import PROMPT, by_name, write_model
+from tests.data.models.model_files import write_model
+from tests.data.models.tiny_models import PROMPT, by_name
 from tests.support.core import make_core, tokens_of
 from tests.support.distribution import WALK, install
 from tests.support.hip import fitting, platform_options, start_platform

@@ -19,7 +19,8 @@ from rocmforge.engine.proof.bounds import bounds_for
 from rocmforge.engine.proof.messages import Begin, BundlePolicy, Checked, Sample
 from rocmforge.engine.proof.process import Checker, load_reference
 from rocmforge_hip.backend import create as create_hip
-from tests.data.models.tiny_models import PROMPT, by_name, write_model
+from tests.data.models.model_files import write_model
+from tests.data.models.tiny_models import PROMPT, by_name
 from tests.support.core import make_core, reports, submits
 from tests.support.erring_backend import create_hip_third, spoil_layer
 from tests.support.hip import fitting, quantized, write_quantized

@@ -21,7 +21,9 @@ from rocmforge.engine.client.config import EngineConfig
 from rocmforge.engine.ipc.params import FinishReason, SamplingParams, TokenEvent
 from rocmforge.engine.ipc.prompt import Prompt
 from rocmforge_hip.backend import create
-from tests.data.models.tiny_models import PROMPT, TinyModel, by_name, write_model
+from tests.data.models.model_files import write_model
+from tests.data.models.tiny_model import TinyModel
+from tests.data.models.tiny_models import PROMPT, by_name
 from tests.support.hip import fitting, splittable
 from tests.support.host_platform import HostPlatform
 from tests.support.loading import load_file

@@ -14,16 +14,11 @@ from gguf.quants import quantize
 from rocmforge.engine.ipc.params import SamplingParams
 from rocmforge.errors import ConfigurationError, UnsupportedArchitecture
 from tests.backend.driving import Chunk, Driver, Want
+from tests.data.models.model_files import gguf_metadata, gguf_tensors, write_model
 from tests.data.models.tiny_folders import write_folder
 from tests.data.models.tiny_mamba import MAMBA_CLASSES, larger_mamba
-from tests.data.models.tiny_models import (
-    PROMPT,
-    TinyModel,
-    by_name,
-    gguf_metadata,
-    gguf_tensors,
-    write_model,
-)
+from tests.data.models.tiny_model import TinyModel
+from tests.data.models.tiny_models import PROMPT, by_name
 from tests.data.models.tiny_recurrent import LONG_PROMPT, larger_delta, larger_liquid
 from tests.support.conversations import talk
 from tests.support.gguf_writer import Stored, write_gguf

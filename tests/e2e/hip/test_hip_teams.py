@@ -14,7 +14,8 @@ from rocmforge.backend.step import StepOutput
 from rocmforge.models.weights import present
 from rocmforge_hip.run import teams
 from tests.backend.driving import Chunk, Driver, Want
-from tests.data.models.tiny_models import PROMPT, by_name, write_model
+from tests.data.models.model_files import write_model
+from tests.data.models.tiny_models import PROMPT, by_name
 from tests.support.hip import fitting
 from tests.support.options import SMALL
 from tests.support.runners import load_hip

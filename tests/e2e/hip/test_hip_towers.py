@@ -23,17 +23,10 @@ from tests.data.models.tiny_gemma4_tower import GEMMA4_E
 from tests.data.models.tiny_internvl import INTERNVL
 from tests.data.models.tiny_picture_experts import QWEN3_VL_MOE
 from tests.data.models.tiny_pixtral import MISTRAL3, PIXTRAL
-from tests.data.models.tiny_towers import (
-    GEMMA3,
-    GOLDEN_ROWS,
-    GOLDEN_TOKENS,
-    PARTS,
-    TinyTower,
-    goldens,
-    write_tower_files,
-    write_tower_folder,
-)
+from tests.data.models.tiny_tower import GOLDEN_ROWS, GOLDEN_TOKENS, PARTS, TinyTower, goldens
+from tests.data.models.tiny_towers import GEMMA3
 from tests.data.models.tiny_windows import QWEN25_VL
+from tests.data.models.tower_files import write_tower_files, write_tower_folder
 from tests.data.models.towers import TOWERS
 from tests.support.core import reports, tokens_of
 from tests.support.options import SMALL

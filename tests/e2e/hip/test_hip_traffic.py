@@ -16,7 +16,8 @@ from rocmforge_hip.device.memory import DeviceBuffer, spec
 from rocmforge_hip.run.runner import HipRunner
 from rocmforge_hip.run.traffic import copy_bandwidth
 from tests.backend.driving import Chunk, Driver
-from tests.data.models.tiny_models import by_name, write_model
+from tests.data.models.model_files import write_model
+from tests.data.models.tiny_models import by_name
 from tests.support.hip import HEAD_DIM, fitting
 from tests.support.host_platform import HostPlatform
 from tests.support.loading import load_file

@@ -22,7 +22,8 @@ from rocmforge_hip.backend import create as create_hip
 from rocmforge_hip.run.runner import HipRunner
 from rocmforge_reference.backend import create as create_reference
 from tests.backend.driving import Chunk, Driver
-from tests.data.models.tiny_models import PROMPT, by_name, write_model
+from tests.data.models.model_files import write_model
+from tests.data.models.tiny_models import PROMPT, by_name
 from tests.support.hip import fitting
 from tests.support.options import SMALL
 from tests.support.uneven import random_adapter, random_weights, uneven

@@ -18,7 +18,8 @@ from rocmforge_hip.run.runner import HipRunner
 from rocmforge_hip.run.trials import variants
 from rocmforge_hip.run.variant_choice import StepVariants
 from tests.backend.driving import Chunk, Driver, Want
-from tests.data.models.tiny_models import PROMPT, by_name, write_model
+from tests.data.models.model_files import write_model
+from tests.data.models.tiny_models import PROMPT, by_name
 from tests.data.models.tiny_recurrent import larger_delta
 from tests.support.hip import fitting
 from tests.support.options import SMALL

@@ -18,13 +18,9 @@ from rocmforge_hip.device.kernel import Kernel
 from rocmforge_hip.ops.model_ops import HipOps
 from rocmforge_hip.run.axes import AxisRows
 from rocmforge_reference.backend import create as create_reference
-from tests.data.models.tiny_towers import (
-    GEMMA3,
-    QWEN3_VL,
-    SMOLVLM,
-    TinyTower,
-    write_tower_folder,
-)
+from tests.data.models.tiny_tower import TinyTower
+from tests.data.models.tiny_towers import GEMMA3, QWEN3_VL, SMOLVLM
+from tests.data.models.tower_files import write_tower_folder
 from tests.support.options import SMALL
 from tests.support.towers import load_both
 

@@ -11,9 +11,10 @@ import pytest
 
 from rocmforge.backend.protocol import RunnerInfo
 from rocmforge.backend.step import StepInput
+from tests.data.models.model_files import write_model
 from tests.data.models.tiny_gemma4 import sized_gemma4
 from tests.data.models.tiny_model import TinyModel
-from tests.data.models.tiny_models import by_name, write_model
+from tests.data.models.tiny_models import by_name
 from tests.support.hip import fitting
 from tests.support.host_platform import HostPlatform
 from tests.support.options import SMALL

@@ -23,7 +23,8 @@ from rocmforge.engine.ipc.params import SamplingParams
 from rocmforge.errors import ConfigurationError
 from rocmforge.model_front import read_front
 from rocmforge.settings import Settings
-from tests.data.models.tiny_models import PROMPT, by_name, write_model
+from tests.data.models.model_files import write_model
+from tests.data.models.tiny_models import PROMPT, by_name
 from tests.e2e.conftest import SMOLLM2_NAME, serve_command
 from tests.support.core import reports, tokens_of
 from tests.support.drafting import LIMITS, make_drafting_core, rate

@@ -11,7 +11,8 @@ import pytest
 
 from rocmforge.backend import registry
 from rocmforge.engine.ipc.params import SamplingParams
-from tests.data.models.tiny_models import by_name, write_model
+from tests.data.models.model_files import write_model
+from tests.data.models.tiny_models import by_name
 from tests.support.core import make_core, tokens_of
 from tests.support.loading import load_file
 from tests.support.options import SMALL

@@ -20,7 +20,8 @@ import openai
 import pytest
 
 from tests.api import tiny
-from tests.data.models.tiny_models import by_name, gguf_metadata, gguf_tensors
+from tests.data.models.model_files import gguf_metadata, gguf_tensors
+from tests.data.models.tiny_models import by_name
 from tests.support.children import ENGINE, children
 from tests.support.gguf_writer import write_gguf
 from tests.support.hip import fitting

@@ -34,8 +34,9 @@ from rocmforge.settings import Settings
 from rocmforge_reference.backend import create
 from tests.api.tiny import CHATML
 from tests.data.models import tiny_encoders
+from tests.data.models.model_files import gguf_metadata, gguf_tensors
 from tests.data.models.tiny_adapters import write_random_adapter
-from tests.data.models.tiny_models import by_name, gguf_metadata, gguf_tensors
+from tests.data.models.tiny_models import by_name
 from tests.support.gguf_writer import write_gguf
 from tests.support.loading import load_file
 from tests.support.options import SMALL

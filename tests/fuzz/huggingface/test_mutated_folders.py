@@ -30,7 +30,8 @@ from rocmforge.text.tokenizer.tokenizer import Tokenizer
 from tests.data.models import tiny_encoders
 from tests.data.models.tiny_encoders import VOCABULARY, TinyEncoder
 from tests.data.models.tiny_folders import write_folder
-from tests.data.models.tiny_models import TinyModel, by_name
+from tests.data.models.tiny_model import TinyModel
+from tests.data.models.tiny_models import by_name
 from tests.support.sentencepiece_writer import model_bytes, pieces_of
 from tests.support.tokenizer_files import KINDS, pieces, write_tokenizer
 

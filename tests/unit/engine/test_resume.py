@@ -23,7 +23,8 @@ from rocmforge.engine.ipc.params import (
 )
 from rocmforge.engine.ipc.status import EngineState
 from rocmforge.errors import EngineDied
-from tests.data.models.tiny_models import by_name, write_model
+from tests.data.models.model_files import write_model
+from tests.data.models.tiny_models import by_name
 from tests.support import engine_client as live
 from tests.support.fake_backend import FakeConfig
 from tests.support.fake_model import continuation

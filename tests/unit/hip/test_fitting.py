@@ -18,7 +18,8 @@ from rocmforge_hip.device.heads import FULL_HEADS
 from rocmforge_hip.load.supported import check_sizes
 from rocmforge_hip.weights.fitting import PaddedTensor, fit_tower
 from tests.data.models.tiny_internvl import INTERNVL_6B
-from tests.data.models.tiny_towers import GEMMA3, write_tower_folder
+from tests.data.models.tiny_towers import GEMMA3
+from tests.data.models.tower_files import write_tower_folder
 from tests.support.weights import ggml_type
 
 

@@ -35,8 +35,10 @@ from rocmforge_hip.load.memory_budget import (
 from rocmforge_hip.ops.geometry import Geometry
 from rocmforge_hip.weights.placement import PlannedPart, plan_weights, storages, weight_bytes
 from tests.data.models import tiny_encoders
+from tests.data.models.model_files import write_model
 from tests.data.models.tiny_encoders import write_encoder
-from tests.data.models.tiny_models import TinyModel, by_name, write_model
+from tests.data.models.tiny_model import TinyModel
+from tests.data.models.tiny_models import by_name
 from tests.support.hip import fitting
 from tests.support.options import SMALL
 

@@ -17,9 +17,11 @@ from rocmforge.opening import open_checkpoint
 from rocmforge.sizes import parse_size
 from rocmforge_hip.device.discovery import FoundDevice
 from rocmforge_hip.device.driver import DeviceProperties
-from tests.data.models.tiny_models import by_name, write_model
+from tests.data.models.model_files import write_model
+from tests.data.models.tiny_models import by_name
 from tests.data.models.tiny_recurrent import larger_liquid
-from tests.data.models.tiny_towers import SMOLVLM, write_tower_folder
+from tests.data.models.tiny_towers import SMOLVLM
+from tests.data.models.tower_files import write_tower_folder
 from tests.support.hip import fitting
 from tests.support.predicting import write_predicting
 

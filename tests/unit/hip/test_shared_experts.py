@@ -17,7 +17,8 @@ from rocmforge_hip.weights.placement import (
 )
 from rocmforge_hip.weights.seats import with_seats
 from rocmforge_hip.weights.shared import join_shared, num_shared
-from tests.data.models.tiny_models import by_name, write_model
+from tests.data.models.model_files import write_model
+from tests.data.models.tiny_models import by_name
 from tests.data.models.tiny_recurrent import larger_delta
 
 

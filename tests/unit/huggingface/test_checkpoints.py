@@ -24,11 +24,12 @@ from rocmforge.models.lora import AdapterSpec
 from rocmforge.models.pooling import PoolingType
 from rocmforge.models.sampling import SamplingDefaults
 from rocmforge.opening import check_unchanged, identify, open_checkpoint
-from tests.data.models import tiny_encoders, tiny_models
+from tests.data.models import model_files, tiny_encoders
 from tests.data.models.tiny_adapters import TinyAdapter
 from tests.data.models.tiny_encoders import TinyEncoder
 from tests.data.models.tiny_folders import write_adapter_folder, write_folder
-from tests.data.models.tiny_models import TinyModel, by_name
+from tests.data.models.tiny_model import TinyModel
+from tests.data.models.tiny_models import by_name
 from tests.support.safetensors_writer import write_safetensors
 from tests.support.tokenizer_files import byte_level, write_tokenizer
 
@@ -50,7 +51,7 @@ def rewrite(
     folder: Path, model: TinyModel | TinyEncoder, **tensors: npt.NDArray[Any] | None
 ) -> None:
     """Writes the weights again with some others; None leaves one out."""
-    recipe = tiny_encoders if isinstance(model, TinyEncoder) else tiny_models
+    recipe = tiny_encoders if isinstance(model, TinyEncoder) else model_files
     weights: dict[str, Any] = {**recipe.hf_weights(model), **tensors}
     kept = {name: weight for name, weight in weights.items() if weight is not None}
     write_safetensors(folder / "model.safetensors", kept)
@@ -185,7 +186,7 @@ def test_gemma_with_images_gives_its_text_part(tmp_path: Path) -> None:
     for prefix in ("language_model.model.", "model.language_model."):
         weights = {
             name.replace("model.", prefix, 1): weight
-            for name, weight in tiny_models.hf_weights(model).items()
+            for name, weight in model_files.hf_weights(model).items()
         }
         weights["model.vision_tower.x.weight"] = np.ones(4, np.float32)
         write_safetensors(folder / "model.safetensors", weights)

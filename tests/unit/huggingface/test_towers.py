@@ -17,16 +17,10 @@ from rocmforge.opening import describe, open_checkpoint
 from tests.data.models.tiny_gemma4_tower import BOUNDS, GEMMA4, GEMMA4_E
 from tests.data.models.tiny_internvl import INTERNVL
 from tests.data.models.tiny_pixtral import MISTRAL3, PIXTRAL, TinyPixtral
-from tests.data.models.tiny_towers import (
-    GEMMA3,
-    PLACEHOLDER,
-    QWEN3_VL,
-    SMOLVLM,
-    TinyTower,
-    hf_weights,
-    write_tower_folder,
-)
+from tests.data.models.tiny_tower import PLACEHOLDER, TinyTower
+from tests.data.models.tiny_towers import GEMMA3, QWEN3_VL, SMOLVLM
 from tests.data.models.tiny_windows import QWEN2_VL, QWEN25_VL
+from tests.data.models.tower_files import hf_weights, write_tower_folder
 from tests.support.safetensors_writer import write_safetensors
 
 

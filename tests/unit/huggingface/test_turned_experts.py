@@ -16,7 +16,8 @@ from rocmforge.errors import BadFolder, RocmForgeError, UnsupportedTensor
 from rocmforge.models.checkpoint import Checkpoint
 from rocmforge.opening import open_checkpoint
 from tests.data.models.tiny_picture_experts import QWEN3_VL_MOE
-from tests.data.models.tiny_towers import Tensors, hf_weights, write_tower_folder
+from tests.data.models.tiny_tower import Tensors
+from tests.data.models.tower_files import hf_weights, write_tower_folder
 from tests.support.safetensors_writer import write_safetensors
 
 LAYERS = "model.language_model.layers."

@@ -16,7 +16,7 @@ from rocmforge.models.config import ActivationFunction, ModelConfig, alibi_slope
 from rocmforge.models.forward.ops import attention_specs
 from rocmforge.models.pooling import PoolingType
 from rocmforge.models.weights import load_weights, present
-from tests.data.models import tiny_models
+from tests.data.models import model_files, tiny_models
 from tests.data.models.tiny_encoders import by_name, gguf_metadata, gguf_tensors
 from tests.support.gguf_writer import write_gguf
 
@@ -384,6 +384,6 @@ def test_biases_and_token_types_may_be_missing(tmp_path: Path) -> None:
 
 
 def test_decoders_are_read_as_before(tmp_path: Path) -> None:
-    path = tiny_models.write_model(tiny_models.by_name("llama"), tmp_path)
+    path = model_files.write_model(tiny_models.by_name("llama"), tmp_path)
     with open_gguf(path) as file:
         assert read_checkpoint(file).config.causal

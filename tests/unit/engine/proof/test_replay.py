@@ -20,7 +20,8 @@ from rocmforge.engine.proof.messages import Begin, BundlePolicy, Sample
 from rocmforge.engine.proof.process import Checker, load_reference
 from rocmforge.engine.proof.replay import device_options
 from rocmforge.opening import open_checkpoint
-from tests.data.models.tiny_models import PROMPT, by_name, write_model
+from tests.data.models.model_files import write_model
+from tests.data.models.tiny_models import PROMPT, by_name
 from tests.support.core import make_core, reports
 from tests.support.options import SMALL
 from tests.support.recording import rows_of

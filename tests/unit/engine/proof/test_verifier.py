@@ -20,7 +20,8 @@ from rocmforge.engine.ipc.status import EngineState, ProofStatus
 from rocmforge.engine.proof.bundle import read_bundle
 from rocmforge.engine.proof.messages import BundlePolicy
 from rocmforge.errors import NotReady
-from tests.data.models.tiny_models import PROMPT, by_name, write_model
+from tests.data.models.model_files import write_model
+from tests.data.models.tiny_models import PROMPT, by_name
 from tests.support.options import SMALL
 from tests.support.requests import asked
 
