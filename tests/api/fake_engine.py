@@ -65,13 +65,17 @@ Script = Callable[[GenerateRequest], Sequence[Batch | Exception]]
 
 
 def say(*steps: Sequence[int], finish: FinishReason = FinishReason.STOP) -> Script:
-    """One event for each step's tokens, one wake-up each; the last one has the finish reason."""
+    """One event for each step's tokens, one wake-up each; the last one has the finish reason.
+
+    What is known of the prompt comes with the first one and the last.
+    """
 
     def script(request: GenerateRequest) -> list[Batch | Exception]:
         events = [_event(request, tuple(step)) for step in steps] or [TokenEvent(request_id=0)]
         timing = RequestTiming(
             arrival_ns=1, scheduled_ns=2, first_token_ns=3, finished_ns=time.monotonic_ns()
         )
+        events[0] = _replaced(events[0], None, timing)
         events[-1] = _replaced(events[-1], finish, timing)
         return [(event,) for event in events]
 
@@ -104,7 +108,7 @@ def _event(request: GenerateRequest, ids: tuple[int, ...]) -> TokenEvent:
     return TokenEvent(request_id=0, token_ids=ids, logprobs=logprobs)
 
 
-def _replaced(event: TokenEvent, finish: FinishReason, timing: RequestTiming) -> TokenEvent:
+def _replaced(event: TokenEvent, finish: FinishReason | None, timing: RequestTiming) -> TokenEvent:
     return TokenEvent(
         request_id=0,
         token_ids=event.token_ids,

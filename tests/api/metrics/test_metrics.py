@@ -81,6 +81,17 @@ def test_how_a_sequence_ended_is_told_apart(client: Client, engine: FakeEngine, 
         assert value(samples, name, finished_reason=reason) == 1, reason
 
 
+def test_no_less_is_known_of_a_sequence_that_a_stop_string_ends(
+    client: Client, engine: FakeEngine, chat: Any
+) -> None:
+    engine.script = say([262], [267], [262])
+    usage = chat(stop="world").json()["usage"]
+    assert usage["prompt_tokens_details"]["cached_tokens"] == 3
+    samples = scrape(client)
+    for part in ("queue", "prefill", "decode", "inference"):
+        assert value(samples, f"rocmforge_request_{part}_time_seconds_count") == 1, part
+
+
 def test_the_engines_own_numbers_are_read_at_scrape_time(
     client: Client, engine: FakeEngine
 ) -> None:

@@ -182,6 +182,23 @@ def test_a_second_request_with_the_same_prompt_computes_only_its_end(depth: int)
     assert results[1].token_ids == continuation(prompt, 3)
 
 
+def test_what_was_found_of_a_prompt_is_told_with_the_first_token() -> None:
+    bench, prompt = Bench(FakeConfig(block_size=4)), tokens(41)
+    bench.run(request(0, prompt, SamplingParams(max_tokens=3)))
+    wanted = SamplingParams(max_tokens=3)
+    first, *others, last = [
+        each
+        for commands in ([request(1, prompt, wanted)], [], [], [], [])
+        for each in bench.core.step(commands).events
+    ]
+    for told in (first, last):
+        assert told.cached_tokens == 40
+        assert told.timing is not None
+        assert told.timing.first_token_ns > 0
+    assert first.finish_reason is None
+    assert [each.timing for each in others] == [None]
+
+
 def test_a_conversation_that_goes_on_finds_its_own_answer_in_the_cache() -> None:
     bench = Bench(FakeConfig(block_size=4))
     prompt = tokens(10)

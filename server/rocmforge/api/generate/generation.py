@@ -16,7 +16,13 @@ from rocmforge.api.generate.schema import PromptTokensDetails, Usage
 from rocmforge.api.http.origin import now_ns
 from rocmforge.api.metrics.request_log import RequestRecord
 from rocmforge.api.metrics.requests import SequenceMetrics
-from rocmforge.engine.ipc.params import FinishReason, GenerateRequest, TokenEvent, TokenLogprob
+from rocmforge.engine.ipc.params import (
+    FinishReason,
+    GenerateRequest,
+    RequestTiming,
+    TokenEvent,
+    TokenLogprob,
+)
 from rocmforge.errors import DeadlineExceeded, Draining, EngineDied, EngineError
 from rocmforge.fleet.entry import Engine, Handle
 from rocmforge.text.output.detokenizer import DecodedText, IncrementalDetokenizer
@@ -68,9 +74,10 @@ class Choice:
         self.num_tokens = 0
         self.cached_tokens = 0
         self.first_token_ns: int | None = None
-        self.scheduled_ns: int | None = None  # known once the engine has ended the sequence
+        self.scheduled_ns: int | None = None  # known with the first token, or the end
         self.queue_ns: int | None = None  # as well
         self.texts: list[str] = []  # all pieces, if they are kept
+        self._timing: RequestTiming | None = None  # as far as it is known
         self._prompt_logprobs: tuple[TokenLogprob | None, ...] = ()
         self._keeps_text = keeps_text
         self._detokenizer = detokenizer
@@ -114,6 +121,8 @@ class Choice:
 
     def _piece(self, event: TokenEvent) -> Piece | None:
         self.num_tokens += len(event.token_ids)
+        if event.timing is not None:
+            self._note(event.timing, event.cached_tokens)
         if event.prompt_logprobs is not None:
             self._prompt_logprobs += event.prompt_logprobs
         token_ids = event.token_ids
@@ -143,6 +152,13 @@ class Choice:
             embedding=event.embedding,
         )
 
+    def _note(self, timing: RequestTiming, cached_tokens: int) -> None:
+        self.cached_tokens = cached_tokens
+        self._timing = timing
+        if timing.scheduled_ns:
+            self.scheduled_ns = timing.scheduled_ns
+            self.queue_ns = timing.scheduled_ns - timing.arrival_ns
+
     @staticmethod
     def _align(
         aligner: LogprobAligner, event: TokenEvent, delta: DecodedText, text: str
@@ -157,12 +173,8 @@ class Choice:
         reason = last.finish_reason
         if reason is None:  # a stop string: the engine does not know yet
             self.handle.close()
-            self._metrics.stopped()
+            self._metrics.stopped(self._timing)
             return
-        self.cached_tokens = last.cached_tokens
-        if last.timing is not None and last.timing.scheduled_ns:
-            self.scheduled_ns = last.timing.scheduled_ns
-            self.queue_ns = last.timing.scheduled_ns - last.timing.arrival_ns
         self._metrics.finished(reason, last.timing)
         match reason:
             case FinishReason.ERROR:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
+from msgspec import structs
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import (
@@ -221,7 +222,26 @@ class SequenceMetrics:
         metrics = self._metrics
         completed = reason in {FinishReason.STOP, FinishReason.LENGTH}
         metrics.finished(reason.value if completed else "error")
-        self._observe_end()
+        self._observe_end(timing)
+
+    def stopped(self, timing: RequestTiming | None) -> None:
+        """Counts an end by a stop string, which was found on this side.
+
+        Args:
+            timing: of the first token.
+        """
+        self._metrics.finished("stop")
+        ended = timing and structs.replace(timing, finished_ns=time.monotonic_ns())
+        self._observe_end(ended)
+
+    def aborted(self) -> None:
+        """Counts an end because nobody wants the rest."""
+        self._metrics.finished("abort")
+
+    def _observe_end(self, timing: RequestTiming | None) -> None:
+        metrics = self._metrics
+        metrics.request_generation_tokens.observe(self._tokens)
+        metrics.end_to_end.observe((time.monotonic_ns() - self._arrival_ns) * 1e-9)
         if timing is None or not timing.scheduled_ns:
             return
         metrics.queue.observe((timing.scheduled_ns - timing.arrival_ns) * 1e-9)
@@ -233,19 +253,6 @@ class SequenceMetrics:
         metrics.decode.observe(decode_s)
         if self._tokens > 1:
             metrics.per_token.observe(decode_s / (self._tokens - 1))
-
-    def stopped(self) -> None:
-        """Counts an end by a stop string, which was found on this side."""
-        self._metrics.finished("stop")
-        self._observe_end()
-
-    def aborted(self) -> None:
-        """Counts an end because nobody wants the rest."""
-        self._metrics.finished("abort")
-
-    def _observe_end(self) -> None:
-        self._metrics.request_generation_tokens.observe(self._tokens)
-        self._metrics.end_to_end.observe((time.monotonic_ns() - self._arrival_ns) * 1e-9)
 
 
 class _Exported(CollectorRegistry):

@@ -137,7 +137,11 @@ class RequestTiming(Message, frozen=True):
 
 
 class TokenEvent(Message, frozen=True):
-    """News of one request from one step. The last one has a finish_reason."""
+    """News of one request from one step. The last one has a finish_reason.
+
+    A request that ends at a stop string has no last one: the server finds that end. So what is
+    known of the prompt by then comes with the first token, too.
+    """
 
     request_id: int
     token_ids: tuple[int, ...] = ()  # with the token that ended it, on STOP
@@ -146,8 +150,8 @@ class TokenEvent(Message, frozen=True):
     prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
     finish_reason: FinishReason | None = None
     error: str | None = None  # with FinishReason.ERROR and DIED
-    cached_tokens: int = 0  # prompt tokens found in the prefix cache; on the last event
-    timing: RequestTiming | None = None  # on the last event
+    cached_tokens: int = 0  # prompt tokens found in the prefix cache; with `timing`
+    timing: RequestTiming | None = None  # so far; with the first token, and on the last event
     embedding: bytes | None = None  # float32 in native order; on the last event, with `pooling`
     # With ERROR: no token could be drawn, for a NaN or because the request allowed none.
     is_without_token: bool = False

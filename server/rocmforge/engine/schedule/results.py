@@ -76,6 +76,7 @@ class Results:
             return self._fail_without_token(seq, now_ns)
         logprobs = prompt_logprobs = reason = None
         recorded = b""
+        is_first = chunk.samples and not seq.first_token_ns
         if chunk.num_scores:
             scored = read_logprobs(output, first, first_draw, sampling.prompt_logprobs)
             prompt_logprobs = seq.without_placeholders(scored, chunk.score_start + 1)
@@ -101,6 +102,8 @@ class Results:
             token_ids=tuple(token_ids),
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
+            cached_tokens=seq.cached_tokens if is_first else 0,
+            timing=seq.timing(now_ns) if is_first else None,
             recorded=recorded,
         )
         return event if reason is None else self._finish(seq, reason, now_ns, event)
