@@ -111,9 +111,9 @@ class Prices(NamedTuple):
 
     fixed: float
     token: float
-    tile_64: float  # of each token of a whole tile
-    tile_128: float
-    tile_256: float
+    small_tile: float  # of each token of a whole tile, for each of `TILES`
+    middle_tile: float
+    large_tile: float
     row: float
     pair: float
     context: float
@@ -121,15 +121,17 @@ class Prices(NamedTuple):
     @property
     def filled(self) -> float:
         """Nanoseconds of a token where all tiles are full."""
-        return self.token + self.tile_64 + self.tile_128 + self.tile_256
+        return self.token + self.small_tile + self.middle_tile + self.large_tile
 
     def of_tokens(self, tokens: int) -> float:
         """Returns the nanoseconds of all tokens of a step, whatever they attend to."""
+        small, middle, large = TILES
+        down = -tokens  # which // rounds away from 0; a loop would take several times as long
         return (
             self.token * tokens
-            + self.tile_64 * (-tokens // 64 * -64)
-            + self.tile_128 * (-tokens // 128 * -128)
-            + self.tile_256 * (-tokens // 256 * -256)
+            - self.small_tile * (down // small * small)
+            - self.middle_tile * (down // middle * middle)
+            - self.large_tile * (down // large * large)
         )
 
     def of(self, work: StepWork) -> float:
