@@ -29,6 +29,8 @@ _ACTIVATIONS = {
     CLAMPED_SWIGLU: ActivationFunction.CLAMPED_SWIGLU,
 }
 
+_ROUNDING = 2e-6  # of float32 sums of a few hundred terms, relative to their magnitude
+
 Float32 = npt.NDArray[np.float32]
 Float64 = npt.NDArray[np.float64]
 
@@ -114,6 +116,19 @@ def worst_error(actual: Float32, expected: Float64, magnitude: Float64) -> float
     assert actual.shape == expected.shape
     assert np.isfinite(actual).all()
     return float(np.max(np.abs(actual - expected) / magnitude))
+
+
+def seen_by_few(layer: Layer, x: Float32, slices: int = 1) -> Float64:
+    """The values of x that kernels for few rows multiply with: of quantised formats, in int8."""
+    if layer.weights[0].name in FLOAT_TYPES:
+        return x.astype(np.float64)
+    return quantise(x, slices).values()
+
+
+def check_few(actual: Float32, layer: Layer, x: Float32, slices: int = 1) -> None:
+    """Checks what a kernel for few rows made of x."""
+    seen = seen_by_few(layer, x, slices)
+    assert worst_error(actual, layer.apply(seen), layer.magnitude(seen)) < _ROUNDING
 
 
 def multiply_few(

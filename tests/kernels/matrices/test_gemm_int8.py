@@ -10,22 +10,21 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from tests.support.activations import quantise
 from tests.support.kernels import Device, DeviceArray
 from tests.support.linear import (
     GELU_TANH,
     NOT_GATED,
     SILU,
     Layer,
+    check_few,
     multiply_few,
     random_activation,
     random_layer,
-    worst_error,
+    seen_by_few,
 )
 from tests.support.weights import QUANTISED_TYPES, block_features
 
 Float32 = npt.NDArray[np.float32]
-_ROUNDING = 2e-6  # of float32 sums of a few hundred terms, relative to their magnitude
 
 
 def _gemm(
@@ -60,9 +59,7 @@ def _gemm(
 def _check(
     device: Device, layer: Layer, x: Float32, *, slices: int = 1, block: int = 64, wide: int = 0
 ) -> None:
-    actual = _gemm(device, layer, x, slices=slices, block=block, wide=wide)
-    seen = quantise(x, slices).values()
-    assert worst_error(actual, layer.apply(seen), layer.magnitude(seen)) < _ROUNDING
+    check_few(_gemm(device, layer, x, slices=slices, block=block, wide=wide), layer, x, slices)
 
 
 @pytest.mark.parametrize("name", QUANTISED_TYPES)
@@ -159,7 +156,7 @@ def test_adds_a_bias(device: Device) -> None:
     layer = random_layer(rng, "q4_0", 33, 256)
     x = random_activation(rng, 2, 256)
     bias = rng.standard_normal(33).astype(np.float32)
-    expected = layer.apply(quantise(x).values()) + bias
+    expected = layer.apply(seen_by_few(layer, x)) + bias
     np.testing.assert_allclose(_gemm(device, layer, x, bias=bias), expected, rtol=1e-5, atol=1e-5)
 
 

@@ -10,22 +10,20 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from tests.support.activations import quantise
 from tests.support.kernels import Device, DeviceArray
 from tests.support.linear import (
     GELU_TANH,
     NOT_GATED,
     SILU,
     Layer,
+    check_few,
     multiply_few,
     random_activation,
     random_layer,
-    worst_error,
 )
 
 Float32 = npt.NDArray[np.float32]
 _KERNEL = "rf_gemm_int8_stream_q4_k"
-_ROUNDING = 2e-6  # of float32 sums of a few hundred terms, relative to their magnitude
 
 
 def _gemm(
@@ -52,9 +50,7 @@ def _gemm(
 
 
 def _check(device: Device, layer: Layer, x: Float32, *, blocks: int = 1, slices: int = 1) -> None:
-    actual = _gemm(device, layer, x, blocks=blocks, slices=slices)
-    seen = quantise(x, slices).values()
-    assert worst_error(actual, layer.apply(seen), layer.magnitude(seen)) < _ROUNDING
+    check_few(_gemm(device, layer, x, blocks=blocks, slices=slices), layer, x, slices)
 
 
 @pytest.mark.parametrize("rows", [1, 8])

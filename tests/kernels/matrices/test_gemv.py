@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from tests.support.activations import quantise
 from tests.support.kernels import Device, check
 from tests.support.linear import (
     GELU,
@@ -19,15 +18,15 @@ from tests.support.linear import (
     NOT_GATED,
     SILU,
     Layer,
+    check_few,
     multiply_few,
     random_activation,
     random_layer,
-    worst_error,
+    seen_by_few,
 )
-from tests.support.weights import ALL_TYPES, FLOAT_TYPES, block_features
+from tests.support.weights import ALL_TYPES, block_features
 
 Float32 = npt.NDArray[np.float32]
-_ROUNDING = 2e-6  # of float32 sums of a few hundred terms, relative to their magnitude
 
 
 def _gemv(
@@ -44,13 +43,6 @@ def _gemv(
     return multiply_few(device, kernel, layer, x, slices=slices, block=block, bias=bias)
 
 
-def _seen(layer: Layer, x: Float32, slices: int = 1) -> npt.NDArray[np.float64]:
-    """The activation that the kernel multiplies with."""
-    if layer.weights[0].name in FLOAT_TYPES:
-        return x.astype(np.float64)
-    return quantise(x, slices).values()
-
-
 def _check(
     device: Device,
     layer: Layer,
@@ -61,8 +53,7 @@ def _check(
     block: int = 64,
 ) -> None:
     actual = _gemv(device, layer, x, slices=slices, variant=variant, block=block)
-    seen = _seen(layer, x, slices)
-    assert worst_error(actual, layer.apply(seen), layer.magnitude(seen)) < _ROUNDING
+    check_few(actual, layer, x, slices)
 
 
 @pytest.mark.parametrize("name", ALL_TYPES)
@@ -130,7 +121,7 @@ def test_adds_a_bias(device: Device, name: str) -> None:
     x = random_activation(rng, 2, 64)
     bias = rng.standard_normal(33).astype(np.float32)
     actual = _gemv(device, layer, x, bias=bias)
-    check(actual, layer.apply(_seen(layer, x)) + bias, rtol=1e-5, atol=1e-5)
+    check(actual, layer.apply(seen_by_few(layer, x)) + bias, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["q4_k", "q8_0"])
