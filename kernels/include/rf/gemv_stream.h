@@ -7,7 +7,7 @@
 
 #include "rf/gemv.h"
 
-#if (RF_NVIDIA && __CUDA_ARCH__ >= 900) || (RF_HOST && RF_AS_HOPPER)
+#if (RF_NVIDIA && __CUDA_ARCH__ >= 900) || (RF_HOST && RF_WAVE == 32)
 #define RF_STREAMS 1
 #endif
 

@@ -60,6 +60,13 @@ def host(platform: HostPlatform | None) -> Iterator[HostPlatform | None]:
         platform.reset()
 
 
+def cases_of(group: Group, op: str) -> Group:
+    """Those of an operation, of which there are some."""
+    chosen = replace(group, cases=tuple(case for case in group.cases if case.op == op))
+    assert chosen.cases
+    return chosen
+
+
 def check_first(op: str) -> list[OpCheck]:
     """The checks of an operation on the first model that has any."""
     found = find_devices(select_platform())[0]
@@ -87,8 +94,8 @@ PLANTED = (
     ("rounded gemv", "rf_gemv_gated_*"),
     ("normed gemv", "rf_gemv_norm_*"),
     ("deferred norm", "rf_gemv_deferred"),
-    ("deferred norm", "rf_gemv_deferred_mixed"),
-    ("deferred norm", "rf_gemv_deferred_gated"),
+    ("completed norm", "rf_gemv_deferred_mixed"),
+    ("completed norm", "rf_gemv_deferred_gated"),
     ("deferred experts", "rf_sum_logits"),
     ("deferred experts", "rf_experts_choose_gate_up_*"),
     ("deferred experts", "rf_experts_add_down_*"),
@@ -502,6 +509,21 @@ def test_every_kernel_that_serves_is_checked_and_right(
 
 
 @pytest.mark.usefixtures("host")
+def test_rows_whose_weights_are_copied_ahead_are_checked() -> None:
+    found = find_devices(select_platform())[0]
+    kernels = [f"rf_gemv_deferred{product}_stream" for product in ("", "_mixed", "_gated")]
+    if kernels[0] not in read_manifest(find_target(found.properties.target))["kernels"]:
+        pytest.skip("this device has no such kernels")
+    group = next(group for group in all_groups() if group.recipe.least_streamed_features)
+    chosen = cases_of(group, "completed norm")
+    assert all(check.passed for check in run_group(found, chosen))
+    for kernel in kernels:
+        with pytest.MonkeyPatch.context() as patch:
+            change_launches(patch, kernel, do_nothing)
+            assert not any(check.passed for check in run_group(found, chosen)), kernel
+
+
+@pytest.mark.usefixtures("host")
 @pytest.mark.parametrize("op", ["gemv", "gated gemv"])
 def test_products_on_int8_matrix_instructions_are_checked(
     op: str, monkeypatch: pytest.MonkeyPatch
@@ -531,8 +553,7 @@ def check_int8_products(
         for group in all_groups()
         if (group.recipe.format, group.recipe.least_wide_blocks) == ("q4_k", wide_blocks)
     )
-    chosen = replace(group, cases=tuple(case for case in group.cases if case.op == op))
-    assert chosen.cases
+    chosen = cases_of(group, op)
     found = find_devices(select_platform())[0]
     assert all(check.passed for check in run_group(found, chosen))
     change_launches(monkeypatch, kernels, do_nothing)

@@ -16,22 +16,24 @@ NOTHING = DeviceArray(0, (), spec((), "f4").dtype)
 
 
 class _Library:
-    """Has every kernel, of which three blocks fit on a compute unit."""
+    """Has these kernels or not; of each, three blocks fit on a compute unit."""
+
+    def __init__(self, *, has_them: bool) -> None:
+        self._has_them = has_them
 
     def kernel(self, name: str, arguments: Any) -> Any:
         return SimpleNamespace(name=name, blocks_at_once=lambda threads: 3)
 
     def has(self, name: str) -> bool:
-        return True
+        return self._has_them
 
 
 def _matrix(name: str, rows: int, in_features: int) -> Matrix:
     return Matrix(NOTHING, FORMATS[name], rows, in_features, rows)
 
 
-def _streamed(*, has_warpgroups: bool = True) -> StreamedGemv | None:
-    geometry = Geometry(132, has_warpgroups=has_warpgroups)
-    return StreamedGemv.of(cast(Any, _Library()), geometry)
+def _streamed(*, has_them: bool = True) -> StreamedGemv | None:
+    return StreamedGemv.of(cast(Any, _Library(has_them=has_them)), Geometry(132))
 
 
 @pytest.fixture
@@ -41,8 +43,8 @@ def streamed() -> StreamedGemv:
     return found
 
 
-def test_hopper_alone_has_them() -> None:
-    assert _streamed(has_warpgroups=False) is None
+def test_devices_without_these_kernels_use_others() -> None:
+    assert _streamed(has_them=False) is None
 
 
 def test_all_matrices_of_a_launch_are_in_formats_that_it_knows(streamed: StreamedGemv) -> None:

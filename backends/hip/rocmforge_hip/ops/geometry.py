@@ -49,6 +49,7 @@ _MATRIX_ROWS: Final = 5  # below, GEMV was not measured to be slower
 _MATRIX_THREADS_PER_CU: Final = 512
 _WIDE_BLOCKS_PER_CU: Final = 4
 _STREAMED_ROWS_PER_CU: Final = 192
+_LEAST_STREAMED_FEATURES: Final = 4096
 _ROUTE_LOGITS_PER_CU: Final = 960
 _LEAST_WIDE_ROWS: Final = 257  # of a GEMM; fewer are one block of so many
 _WIDE_STEP: Final = 2  # quant blocks that they multiply at once
@@ -82,9 +83,10 @@ class Geometry:
     `least_wide_blocks` that of blocks of ROW_ALIGN stored rows, of which int8 matrix instructions
     take more at once; `least_route_logits` that of a router's logits that GEMM makes;
     `least_wide_rows` that of a GEMM's rows that are taken WIDE_GEMM_ROWS at a time;
-    `least_streamed_rows` that of stored rows that waves of int8 products copy ahead; 0 stands for
-    what was measured to be worth it. `has_warpgroups` says whether GEMM has the matrix instructions
-    of warpgroups (kernels/include/rf/warpgroup.h).
+    `least_streamed_rows` that of stored rows that waves of int8 products copy ahead;
+    `least_streamed_features` that of features of a row, of x and of a sum, for which GEMV copies
+    weights ahead; 0 stands for what was measured to be worth it. `has_warpgroups` says whether
+    GEMM has the matrix instructions of warpgroups (kernels/include/rf/warpgroup.h).
     """
 
     compute_units: int
@@ -94,6 +96,7 @@ class Geometry:
     least_route_logits: int = 0
     least_wide_rows: int = 0
     least_streamed_rows: int = 0
+    least_streamed_features: int = 0
     has_warpgroups: bool = False
 
     def attention(
@@ -219,6 +222,10 @@ class Geometry:
         """Returns whether a block to each compute unit is faster for int8 products of few rows."""
         least = self.least_streamed_rows or _STREAMED_ROWS_PER_CU * self.compute_units
         return self.has_warpgroups and stored_rows >= least
+
+    def streams_row(self, features: int) -> bool:
+        """Returns whether GEMV is faster for a row of so many features if it copies ahead."""
+        return features >= (self.least_streamed_features or _LEAST_STREAMED_FEATURES)
 
     def routes_by_gemm(self, logits: int) -> bool:
         """Returns whether so many logits of a router, of all tokens together, fill a GEMM."""

@@ -43,10 +43,13 @@ def values_of(tensor: Tensor | None) -> Float64:
 def error(got: Array, want: Array, magnitude: Array | float | None = None) -> float:
     """Returns the largest difference, relative to `magnitude`, or else to the largest wanted value.
 
-    What is not finite counts as infinitely wrong.
+    What is not finite counts as infinitely wrong, as does any difference relative to 0.
     """
     assert got.shape == want.shape, (got.shape, want.shape)
-    if not np.isfinite(got).all():
+    if not (np.isfinite(got).all() and np.isfinite(want).all()):
         return float("inf")
     scale = np.abs(want).max() if magnitude is None else magnitude
-    return float((np.abs(got - want) / scale).max())
+    difference = np.abs(got - want)
+    with np.errstate(divide="ignore"):
+        np.divide(difference, scale, out=difference, where=difference > 0)
+    return float(difference.max())

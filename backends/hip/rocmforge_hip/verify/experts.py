@@ -14,14 +14,15 @@ from rocmforge.checkpoint.tensor import Tensor
 from rocmforge.models.blocks import Experts
 from rocmforge.models.layer_config import ExpertsConfig, RouterFunction
 from rocmforge.models.weights import present
+from rocmforge_hip.device.constants import QUANT_BLOCK
 from rocmforge_hip.device.memory import DeviceArray
 from rocmforge_hip.ops.activations import Activation, ExpertArrays
 from rocmforge_hip.ops.geometry import groups_experts
 from rocmforge_hip.ops.step.variants import VARIANTS
 from rocmforge_hip.verify import oracle
 from rocmforge_hip.verify.cases import Case, Group, error, values_of
-from rocmforge_hip.verify.matrices import completed_errors, exact_activation, largest_of_blocks
-from rocmforge_hip.verify.rows import random_values
+from rocmforge_hip.verify.matrices import completed_error, exact_activation
+from rocmforge_hip.verify.rows import int8_error, random_values
 from rocmforge_hip.verify.workbench import Recipe, Workbench
 from rocmforge_hip.weights.formats import FLOAT_FORMATS, FORMATS
 
@@ -249,7 +250,7 @@ def _deferred(bench: Workbench) -> float:
     assert chosen.i32 is not None
     if not np.array_equal(bench.get(chosen.i32), places):
         return float("inf")
-    sizes, largest, kind = np.abs(want), largest_of_blocks(read), bench.config.activation
+    sizes, largest, kind = np.abs(want), _largest_of_blocks(read), bench.config.activation
     for expert, weight in zip(places[0].tolist(), weights[0].tolist(), strict=True):
         gate, up, down = (
             values_of(present(each))[expert] for each in (experts.gate, experts.up, experts.down)
@@ -262,12 +263,19 @@ def _deferred(bench: Workbench) -> float:
         inner = oracle.gated(gated, linear, kind)
         rounded = largest @ np.abs(gate).T * np.abs(linear + 1) + largest @ np.abs(up).T
         want = want + weight * (inner @ down.T + of_down)
-        sizes = sizes + weight * ((largest_of_blocks(inner) + 1.2 * rounded) @ np.abs(down).T)
+        sizes = sizes + weight * ((_largest_of_blocks(inner) + 1.2 * rounded) @ np.abs(down).T)
     total, normed = ops.add_norm(total, mixed, on_device.attention_norm, None)
     found = bench.result(total).astype(np.float64)  # rounding before it is no error of its norm
     errors = error(bench.result(factors), weights), error(found, want, sizes)
     of_norm = values_of(present(layer.attention_norm))
-    return max(*errors, *completed_errors(bench, normed, found, of_norm))
+    rounding = int8_error(bench, normed, found * of_norm)
+    return max(*errors, rounding, completed_error(bench, normed, found))
+
+
+def _largest_of_blocks(x: Float64) -> Float64:
+    """Returns the largest absolute value of its block for each element of a row."""
+    largest: Float64 = np.abs(x.reshape(-1, QUANT_BLOCK)).max(axis=1).repeat(QUANT_BLOCK)
+    return largest
 
 
 def _add_shared(name: str, bench: Workbench) -> float:

@@ -15,14 +15,13 @@ from rocmforge.checkpoint.tensor import Tensor
 from rocmforge.models.blocks import ModelWeights
 from rocmforge.models.config import ActivationFunction
 from rocmforge.models.weights import present
-from rocmforge_hip.device.constants import QUANT_BLOCK
 from rocmforge_hip.ops.activations import Activation
 from rocmforge_hip.ops.geometry import MAX_GEMV_ROWS
 from rocmforge_hip.ops.step.device_step import DeviceStep
 from rocmforge_hip.ops.step.variants import VARIANTS
 from rocmforge_hip.verify import oracle
 from rocmforge_hip.verify.cases import Array, Case, Group, error, values_of
-from rocmforge_hip.verify.rows import int8_error, random_values
+from rocmforge_hip.verify.rows import int8_error, int8_values, random_values
 from rocmforge_hip.verify.workbench import Recipe, Workbench
 from rocmforge_hip.weights.formats import FORMATS
 
@@ -65,7 +64,8 @@ def groups() -> Iterator[Group]:
     yield Group(recipe, tuple(cases))
     recipe = replace(square, format="q6_k")
     yield Group(recipe, tuple(_joined_cases("one slice", (1, 2, 3, 8), _INT8)))
-    yield Group(recipe, (Case("deferred norm", "q6_k", _INT8, _deferred),))
+    yield Group(recipe, _deferred_cases("q6_k"))
+    yield from _rows_copied_ahead()
     recipe = replace(recipe, activation_bits="16")
     yield Group(recipe, tuple(_joined_cases("two slices", (1, 2), _TWO_SLICES)))
     for name in ("q4_1", "q6_k"):
@@ -126,6 +126,28 @@ def _streamed_cases(format: str) -> Iterator[Case]:
     yield Case("gemv", f"{name}, 8 rows", _FLOAT_SUM, partial(_linear, rows=8))
     gated = partial(_gated, rows=7, kind=ActivationFunction.SILU)
     yield Case("gated gemv", f"{name}, 7 rows", _FLOAT_SUM, gated)
+
+
+def _deferred_cases(title: str) -> tuple[Case, ...]:
+    """Returns the cases of a norm that is left for later, and of what completes it."""
+    rounded = Case("deferred norm", title, _INT8, _deferred)
+    return rounded, Case("completed norm", title, _FLOAT_SUM, _completed)
+
+
+def _rows_copied_ahead() -> Iterator[Group]:
+    """Yields the same with long rows, whose weights come through LDS, where there are kernels.
+
+    A block takes several tiles, of rows that take a wave more than one step, so that places in LDS
+    are used again.
+    """
+    recipe = Recipe(intermediate_size=256, least_streamed_features=1, compute_units=1)
+    long = replace(recipe, hidden_size=2304, kv_heads=1, format="q4_k", value_format="q6_k")
+    yield Group(long, _deferred_cases("q4_k and q6_k, copied ahead"))
+    # Of the last kernel, each block has the tiles of one unit: it needs longer rows.
+    longer = replace(recipe, hidden_size=256, heads=28, head_dim=256)
+    for name in ("q4_k", "q6_k"):
+        case = Case("completed norm", f"{name}, longer rows", _FLOAT_SUM, _completed)
+        yield Group(replace(longer, format=name), (case,))
 
 
 def _joined_cases(slices: str, counts: tuple[int, ...], rounding: float) -> Iterator[Case]:
@@ -189,6 +211,11 @@ def _linear(bench: Workbench, rows: int, exact: bool = True) -> float:
     values = _activation(rows, bench.config.hidden_size, exact)
     x = bench.activation(bench.model.arena.normed, values)
     step = bench.step([(rows, rows, [])])
+    return _qkv_error(bench, step, x, values)
+
+
+def _qkv_error(bench: Workbench, step: DeviceStep, x: Activation, values: Array) -> float:
+    """Returns the error of x, which has these values, times query, key and value."""
     products = bench.model.ops.qkv(step, x, *query_key_value(bench.model.weights))
     return max(
         _linear_error(bench.result(product), values, matrix, bias)
@@ -243,13 +270,21 @@ def _gated(bench: Workbench, rows: int, kind: ActivationFunction, exact: bool = 
     step = bench.step([(rows, rows, [])])
     on_device = gate_and_up(bench.model.weights)
     there = _gated_biases(bench.model.weights)
-    got = bench.result(bench.model.ops.gated_linear(step, x, *on_device, kind, there))
+    got = bench.model.ops.gated_linear(step, x, *on_device, kind, there)
+    return _gated_error(bench, got, values, kind)
+
+
+def _gated_error(
+    bench: Workbench, got: Activation, values: Array, kind: ActivationFunction
+) -> float:
+    """Returns the error of what gate and up make of these values."""
     wide, matrices = values.astype(np.float64), [values_of(w) for w in gate_and_up(bench.weights)]
     biases = [0 if b is None else values_of(b) for b in _gated_biases(bench.weights)]
     gate, up = (wide @ w.T + b for w, b in zip(matrices, biases, strict=True))
     # Both activations have slopes below 1.2, so errors of gate and up add up to less than:
     sizes = [np.abs(wide) @ np.abs(w).T + np.abs(b) for w, b in zip(matrices, biases, strict=True)]
-    return error(got, oracle.activate(gate, kind) * up, 2.4 * sizes[0] * sizes[1])
+    activated = oracle.activate(gate, kind)
+    return error(bench.result(got), activated * up, 2.4 * sizes[0] * sizes[1])
 
 
 def _rounded(bench: Workbench, rows: int) -> float:
@@ -301,52 +336,51 @@ def _added(
     return error(bench.result(total), want, sizes), want, normed
 
 
-def _deferred(bench: Workbench) -> float:
-    """Returns the error of a product added to the residual, and of what reads the sum's norm."""
+def _left_for_later(bench: Workbench) -> tuple[float, npt.NDArray[np.float64], Activation]:
+    """Returns what `_added` does, where the norm is left for what reads it."""
     values = exact_activation(1, _attended(bench)) / np.float32(4)
     old = random_values(40, bench.config.hidden_size)[39:]
-    step = replace(bench.step([(1, 1, [])]), variant=VARIANTS["deferred"])
-    wrong, want, normed = _added(bench, step, values, old)
-    ops, norm = bench.model.ops, values_of(present(bench.weights.layers[0].feed_forward_norm))
-    errors = [wrong, *completed_errors(bench, normed, want, norm)]
-    read = oracle.rms_norm(want, norm, bench.config.norm_eps)
-    largest = largest_of_blocks(read)
+    return _added(bench, _deferred_step(bench), values, old)
+
+
+def _deferred_step(bench: Workbench) -> DeviceStep:
+    return replace(bench.step([(1, 1, [])]), variant=VARIANTS["deferred"])
+
+
+def _deferred(bench: Workbench) -> float:
+    """Returns the error of a product added to the residual, and of the int8 form of its norm."""
+    wrong, want, normed = _left_for_later(bench)
+    norm = values_of(present(bench.weights.layers[0].feed_forward_norm))
+    return max(wrong, int8_error(bench, normed, want * norm))
+
+
+def _completed(bench: Workbench) -> float:
+    """Returns the error of such a sum, and of what reads the int8 form of its norm."""
+    wrong, want, normed = _left_for_later(bench)
     kind = ActivationFunction.SILU
-    made = ops.gated_linear(step, normed, *gate_and_up(bench.model.weights), kind)
-    matrices_of = [values_of(matrix) for matrix in gate_and_up(bench.weights)]
-    gate, up = (read @ weights.T for weights in matrices_of)
-    of_gate, of_up = (largest @ np.abs(weights).T for weights in matrices_of)
-    activated = oracle.activate(gate, kind)
-    sizes = 1.2 * of_gate * np.abs(up) + of_up * np.abs(activated)  # SiLU's slope is below 1.2
-    return max(*errors, error(bench.result(made), activated * up, sizes))
+    on_device = gate_and_up(bench.model.weights)
+    made = bench.model.ops.gated_linear(_deferred_step(bench), normed, *on_device, kind)
+    of_gated = _gated_error(bench, made, _completed_norm(bench, normed, want), kind)
+    return max(wrong, of_gated, completed_error(bench, normed, want))
 
 
-def completed_errors(
-    bench: Workbench, normed: Activation, total: Array, norm: Array
-) -> Iterator[float]:
-    """Yields the errors of the int8 form of a norm that is left for later, and of what reads it.
+def completed_error(bench: Workbench, normed: Activation, total: Array) -> float:
+    """Returns the error of products that complete a norm, whose int8 form is as it should be.
 
     Args:
         bench: Its model multiplies with the norm.
         normed: The norm, without its factor.
-        total: What is normed, exactly.
-        norm: The weight of the norm.
+        total: What is normed.
     """
-    yield int8_error(bench, normed, total * norm)
-    step = replace(bench.step([(1, 1, [])]), variant=VARIANTS["deferred"])
-    products = bench.model.ops.qkv(step, normed, *query_key_value(bench.model.weights))
-    read = oracle.rms_norm(total, norm, bench.config.norm_eps)
-    matrices, biases = query_key_value(bench.weights)
-    for product, matrix, bias in zip(products, matrices, biases, strict=True):
-        weights = values_of(matrix)
-        exact = read @ weights.T + values_of(bias)
-        yield error(bench.result(product), exact, largest_of_blocks(read) @ np.abs(weights).T)
+    exact = _completed_norm(bench, normed, total)
+    return _qkv_error(bench, _deferred_step(bench), normed, exact)
 
 
-def largest_of_blocks(x: Array) -> Array:
-    """Returns the largest absolute value of its block for each element of a row."""
-    largest: Array = np.abs(x.reshape(-1, QUANT_BLOCK)).max(axis=1).repeat(QUANT_BLOCK)
-    return largest
+def _completed_norm(bench: Workbench, normed: Activation, total: Array) -> npt.NDArray[np.float64]:
+    """Returns the values of a norm that what reads it completes: so rounding it is no error."""
+    squares = (total * total).mean(axis=-1, keepdims=True) + bench.config.norm_eps
+    completed: npt.NDArray[np.float64] = int8_values(bench, normed) / np.sqrt(squares)
+    return completed
 
 
 def gate_and_up(weights: ModelWeights[W]) -> tuple[W, W]:

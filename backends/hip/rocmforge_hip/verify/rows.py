@@ -124,8 +124,8 @@ def random_values(rows: int, columns: int) -> npt.NDArray[np.float32]:
     return np.random.default_rng(rows).standard_normal((rows, columns)).astype(np.float32)
 
 
-def int8_error(bench: Workbench, x: Activation, want: Float64) -> float:
-    """Returns the error of the int8 form, relative to each block's largest value."""
+def int8_values(bench: Workbench, x: Activation) -> Float64:
+    """Returns what the int8 form stands for, [rows, features]; NaN if its sums are not right."""
     assert x.q is not None
     assert x.q_scale is not None
     slices, quant_blocks = 2 if x.q_lo_offset else 1, x.features // QUANT_BLOCK
@@ -134,11 +134,16 @@ def int8_error(bench: Workbench, x: Activation, want: Float64) -> float:
     scales = bench.get(x.q_scale.first(rows, quant_blocks)).view(_SCALE)
     sums = codes.astype(np.int64).reshape(rows, quant_blocks, 2, QUANT_BLOCK // 2).sum(axis=-1)
     if (sums[..., 0] != scales["sum_low"]).any() or (sums[..., 1] != scales["sum_high"]).any():
-        return float("inf")
+        return np.full((x.rows, x.features), np.nan)
     values = codes * scales["scale"][..., None].astype(np.float64)
-    blocks = want.reshape(x.rows, quant_blocks, QUANT_BLOCK)
-    largest = np.abs(blocks).max(axis=-1, keepdims=True)
-    return error(values.reshape(slices, *blocks.shape).sum(axis=0), blocks, largest)
+    of_slices: Float64 = values.reshape(slices, x.rows, x.features).sum(axis=0)
+    return of_slices
+
+
+def int8_error(bench: Workbench, x: Activation, want: Float64) -> float:
+    """Returns the error of the int8 form, relative to each block's largest value."""
+    got, blocks = int8_values(bench, x), want.reshape(x.rows, -1, QUANT_BLOCK)
+    return error(got.reshape(blocks.shape), blocks, np.abs(blocks).max(axis=-1, keepdims=True))
 
 
 def _norm(bench: Workbench, rows: int, form: str) -> float:

@@ -86,6 +86,8 @@ class Recipe:
     least_route_logits: int = 0
     least_wide_rows: int = 0
     least_streamed_rows: int = 0
+    least_streamed_features: int = 0
+    compute_units: int = 0  # for which work is cut, 0 = those of the device
     experts: ExpertsConfig | None = None  # in place of a dense network
     device_experts: float = 1.0  # share of them; the others are on the host
     latent: LatentConfig | None = None  # with head_dim and value_dim of the cache's rows
@@ -106,13 +108,16 @@ class Workbench:
         self.spec = attention_specs(self.config)[0]
         self.adapters = tuple(_adapter(rank, self.weights) for rank in recipe.adapter_ranks)
         options = _options(recipe)
+        geometry = geometry_of(found.properties)
         geometry = replace(
-            geometry_of(found.properties),
+            geometry,
+            compute_units=recipe.compute_units or geometry.compute_units,
             least_prefill_split=recipe.least_prefill_split,
             least_wide_blocks=recipe.least_wide_blocks,
             least_route_logits=recipe.least_route_logits,
             least_wide_rows=recipe.least_wide_rows,
             least_streamed_rows=recipe.least_streamed_rows,
+            least_streamed_features=recipe.least_streamed_features,
         )
         free, total = found.info.memory_free, found.info.memory_total
         planned = join_shared(plan_weights(self.weights))

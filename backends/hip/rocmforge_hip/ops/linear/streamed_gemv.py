@@ -1,4 +1,4 @@
-"""GEMV of one row with weights that come through LDS, on Hopper GPUs."""
+"""GEMV of one row with weights that come through LDS, on devices with kernels for that."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ STREAMED: Final = frozenset({"q4_k", "q6_k"})
 """The formats that `gemv_stream.h` knows."""
 
 _STREAMED_GATED: Final = frozenset({"q4_k"})
-_LEAST_FEATURES: Final = 4096  # of x, and of sums; with fewer, it was not measured to be faster
 
 
 class StreamedGemv:
@@ -32,7 +31,7 @@ class StreamedGemv:
     """
 
     def __init__(self, library: KernelLibrary, geometry: Geometry) -> None:
-        self._units = geometry.compute_units
+        self._geometry = geometry
         self._mixed = library.kernel(
             "rf_gemv_deferred_mixed_stream", products.rf_gemv_deferred_mixed
         )
@@ -45,14 +44,14 @@ class StreamedGemv:
 
     @classmethod
     def of(cls, library: KernelLibrary, geometry: Geometry) -> StreamedGemv | None:
-        """Returns them if a device has copies that go around registers, and these kernels."""
-        has = geometry.has_warpgroups and library.has("rf_gemv_deferred_mixed_stream")
+        """Returns them if a device has these kernels: Hopper GPUs, as copies pass registers by."""
+        has = library.has("rf_gemv_deferred_mixed_stream")
         return cls(library, geometry) if has else None
 
     def takes(self, matrices: Iterable[Matrix]) -> bool:
         """Returns whether one launch multiplies so with all of these."""
         return all(
-            matrix.format.name in STREAMED and matrix.in_features >= _LEAST_FEATURES
+            matrix.format.name in STREAMED and self._geometry.streams_row(matrix.in_features)
             for matrix in matrices
         )
 
@@ -62,7 +61,7 @@ class StreamedGemv:
 
     def takes_deferred(self, matrix: Matrix) -> bool:
         """Returns whether a product is added to the residual so."""
-        return self.takes((matrix,)) and matrix.out_features >= _LEAST_FEATURES
+        return self.takes((matrix,)) and self._geometry.streams_row(matrix.out_features)
 
     def mixed(self, tiles: int) -> tuple[Kernel[...], tuple[Dim3, int]]:
         """Returns the kernel for up to three matrices, and its grid and threads."""
@@ -73,4 +72,4 @@ class StreamedGemv:
         return self._gated, self._launched(units, self._gated_at_once)
 
     def _launched(self, work: int, at_once: int) -> tuple[Dim3, int]:
-        return (min(work, at_once * self._units), 1, 1), GEMV_THREADS
+        return (min(work, at_once * self._geometry.compute_units), 1, 1), GEMV_THREADS
