@@ -22,7 +22,7 @@ from rocmforge.engine.predictor_memory import PREDICTOR_LEFT_OUT, predictor_has_
 from rocmforge.engine_options import load_options, tier_options
 from rocmforge.errors import ConfigurationError, UnsupportedArchitecture, UnsupportedTensor
 from rocmforge.library.finding import find_model
-from rocmforge.model_front import open_model, warn_of_context
+from rocmforge.model_front import find_draft, open_model, warn_of_context
 from rocmforge.models.checkpoint import Checkpoint
 from rocmforge.opening import open_checkpoint
 from rocmforge.settings import AUTO, NO_DRAFT_MODEL, Settings
@@ -72,7 +72,8 @@ def plan_model(model: Path, settings: Settings, stated: int | None) -> PlanRepor
         stated: free bytes of a device that is not here; None = look at the one that is.
 
     Raises:
-        ConfigurationError: There is no device, and no memory was stated.
+        ConfigurationError: There is no device, and no memory was stated; or a draft model does not
+            fit the model.
         ModelLoadError: The model cannot be served.
     """
     with ExitStack() as opened:
@@ -93,7 +94,10 @@ def plan_model(model: Path, settings: Settings, stated: int | None) -> PlanRepor
             changed = msgspec.structs.replace(settings, draft_model=NO_DRAFT_MODEL)
             alone = opened.enter_context(open_model(model, changed))
         if settings.other_draft_model is not None:
-            drafting = opened.enter_context(open_checkpoint(find_model(settings.other_draft_model)))
+            # Of a model that is not here, files without a tokenizer may be all there is.
+            path = find_draft(checkpoint, settings) if checkpoint.has_tokenizer else None
+            path = path or find_model(settings.other_draft_model)
+            drafting = opened.enter_context(open_checkpoint(path))
 
         tower: MemoryEstimate | None = None
         if checkpoint.tower is not None:

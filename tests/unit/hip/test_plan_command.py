@@ -17,6 +17,7 @@ from rocmforge.opening import open_checkpoint
 from rocmforge.sizes import parse_size
 from rocmforge_hip.device.discovery import FoundDevice
 from rocmforge_hip.device.driver import DeviceProperties
+from tests.api import tiny
 from tests.data.models.model_files import write_model
 from tests.data.models.tiny_models import by_name
 from tests.data.models.tiny_recurrent import larger_liquid
@@ -24,6 +25,7 @@ from tests.data.models.tiny_towers import SMOLVLM
 from tests.data.models.tower_files import write_tower_folder
 from tests.support.hip import fitting
 from tests.support.predicting import write_predicting
+from tests.support.speaking import write_speaking
 
 MIB, GIB = 1 << 20, 1 << 30
 SEQUENCE_BYTES = 512 * 2 * 2 * 2 * 64 * 2  # tokens, layers, keys and values, heads, elements, bytes
@@ -390,3 +392,15 @@ def test_a_tower_is_planned_beside_its_model(
     main(["inspect", str(tmp_path / "whole")])
     shown = capsys.readouterr().out
     assert "tiles of 64 x 64 pixels, 16 tokens each; a tower of 2 layers" in " ".join(shown.split())
+
+
+def test_a_draft_model_of_another_vocabulary_is_refused_as_by_the_server(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "draft").mkdir()
+    model = write_speaking(tmp_path, "llama")
+    tokens = ["other", *tiny.metadata()["tokenizer.ggml.tokens"][1:]]
+    draft = write_speaking(tmp_path / "draft", "llama", {"tokenizer.ggml.tokens": tokens})
+    flags = ("--backend", "hip", "--memory", "1GiB", "--draft-model")
+    assert main(["inspect", str(model), "--plan", *flags, str(draft)]) == 2
+    assert "has another vocabulary: its token 0 is 'other'" in capsys.readouterr().err
