@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import gc
 import signal
 from collections.abc import Iterator
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from rich.console import Console
 
 from rocmforge import setting_sources
 from rocmforge.commands import serve
+from rocmforge.commands.http.server import listen
 from rocmforge.fleet.fleet import Fleet
 
 
@@ -47,3 +50,18 @@ def test_what_is_there_once_models_are_loaded_is_no_garbage_to_look_through() ->
         assert gc.get_freeze_count() > before
     finally:
         gc.unfreeze()
+
+
+@pytest.mark.parametrize(
+    ("host", "shown", "others"),
+    [("127.0.0.1", "127.0.0.1", False), ("0.0.0.0", "127.0.0.1", True), ("::", "[::1]", True)],
+)
+def test_the_address_that_is_shown_can_be_opened(host: str, shown: str, others: bool) -> None:
+    said = StringIO()
+    with contextlib.closing(listen(host, 0)) as listener:
+        port = listener.getsockname()[1]
+        serve._announce(Console(file=said), Fleet(()), listener, setting_sources.load({}))
+    assert said.getvalue().startswith(f"http://{shown}:{port} is a page to chat on\n")
+    assert (
+        f"Other machines use the name of this one, and port {port}" in said.getvalue()
+    ) is others

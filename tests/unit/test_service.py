@@ -168,7 +168,7 @@ def test_where_no_systemd_runs_nothing_is_written(
 ) -> None:
     monkeypatch.setattr(service, "BOOTED", folder / "nothing")
     assert main(["service", "install", "--user", "qwen3-8b"]) == 2
-    assert "systemd does not run here. `rocmforge service install --print`" in (
+    assert "systemd does not run here. With --print, this command shows the unit" in (
         capsys.readouterr().err
     )
     assert not (folder / "units").exists()

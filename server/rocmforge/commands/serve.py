@@ -10,6 +10,7 @@ import signal
 import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Final
 
 from rich.console import Console
 from rich.markup import escape
@@ -34,6 +35,9 @@ from rocmforge.wiring import (
 )
 
 logger = logging.getLogger(__name__)
+
+_ALL: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+"""Addresses that stand for all of a machine, which no browser opens; and what it does."""
 
 
 def run(arguments: argparse.Namespace, settings: Settings) -> int:
@@ -180,8 +184,7 @@ def _announce(console: Console, fleet: Fleet, listener: socket.socket, settings:
     """Says where the server is and what it serves."""
     host, port = listener.getsockname()[:2]
     scheme = "https" if settings.tls_certificate else "http"
-    shown = f"[{host}]" if ":" in host else host
-    address = escape(f"{scheme}://{shown}:{port}")
+    address = escape(f"{scheme}://{_reached_as(host)}:{port}")
     lines = [line for model in fleet.models for line in _about_model(model)]
     if not settings.no_page:
         lines.append((logging.INFO, f"{address} is a page to chat on"))
@@ -189,11 +192,19 @@ def _announce(console: Console, fleet: Fleet, listener: socket.socket, settings:
         (logging.INFO, f"{address}/docs describes the API"),
         (logging.INFO, f"{address}/v1"),
     ]
+    if host in _ALL:
+        lines.append((logging.INFO, f"Other machines use the name of this one, and port {port}"))
     for level, line in lines:
         if settings.log_format == "json":  # for programs that read nothing else
             logger.log(level, "%s", Text.from_markup(line).plain)
         else:
             console.print(line, highlight=False, soft_wrap=True)
+
+
+def _reached_as(host: str) -> str:
+    """Returns where a browser on this machine finds a server that listens there."""
+    reached = _ALL.get(host, host)
+    return f"[{reached}]" if ":" in reached else reached
 
 
 def _about_model(model: ServedModel) -> Iterator[tuple[int, str]]:

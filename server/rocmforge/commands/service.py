@@ -220,8 +220,8 @@ def _write(path: Path, unit: str) -> None:
         raise ConfigurationError(f"{path} was not written by this command: move it away first.")
     if not BOOTED.is_dir():
         raise ConfigurationError(
-            "systemd does not run here. `rocmforge service install --print` shows the unit; in a "
-            "container, docker/README.md says how the server is started."
+            "systemd does not run here. With --print, this command shows the unit; in a container, "
+            "docker/README.md says how the server is started."
         )
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

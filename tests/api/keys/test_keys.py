@@ -66,6 +66,7 @@ def test_a_key_stands_in_the_clear_or_as_its_digest(write: Callable[[str], Path]
     [
         ("", "no \\[\\[key\\]\\]"),
         ("[[key]", "not valid TOML"),
+        ('key = "12345678"', "Each key is a table \\[\\[key\\]\\] with `name`"),
         ('[[key]]\nname = "a"', "either `key` or `sha256`"),
         ('[[key]]\nname = "a"\nkey = "12345678"\nsha256 = "12"', "either `key` or `sha256`"),
         ('[[key]]\nname = "a"\nsha256 = "12"', "64 hexadecimal digits"),

@@ -97,7 +97,9 @@ def read_keys(path: Path) -> tuple[ApiKey, ...]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"{path} is not valid TOML.") from error
     except msgspec.ValidationError as error:
-        raise ConfigurationError(f"{path}: {error}.") from error
+        raise ConfigurationError(
+            f"{path}: {error}. Each key is a table [[key]] with `name`, and `key` or `sha256`."
+        ) from error
     if not entries:
         raise ConfigurationError(f"{path} has no [[key]]: nobody could use the server.")
     keys = tuple(_checked(entry, path) for entry in entries)

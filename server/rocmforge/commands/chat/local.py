@@ -214,7 +214,7 @@ class LocalResponder:
         await wait_ready(engine, self._console, settings.log_format)
         if engine.status.is_fallback:
             reason = escape(engine.status.fallback_reason)
-            self._console.print(f"[yellow]No GPU is used:[/] {reason}")
+            self._console.print(f"[yellow]No GPU is used:[/] {reason}", soft_wrap=True)
         self._front = front
         self._model = LocalModel(
             RequestedModel(
