@@ -235,7 +235,7 @@ def test_an_argument_that_is_no_text_is_refused_and_not_repeated(
 ) -> None:
     assert main(arguments) == 2
     said = capsys.readouterr().err
-    assert said.startswith("rocmforge: error: Argument 3 is not text in utf-8")
+    assert said.startswith("rocmforge: error: Argument 3 is not text in ")
     assert "character 3" in said
     assert "secret" not in said
 
@@ -246,7 +246,7 @@ def test_a_variable_that_is_no_text_is_refused_and_not_repeated(
     monkeypatch.setenv("ROCMFORGE_API_KEY", BEYOND_UTF_8)
     assert main(["serve", "m"]) == 2
     said = capsys.readouterr().err
-    assert said.startswith("rocmforge: error: ROCMFORGE_API_KEY is not text in utf-8")
+    assert said.startswith("rocmforge: error: ROCMFORGE_API_KEY is not text in ")
     assert "secret" not in said
 
 
@@ -270,6 +270,7 @@ def test_no_file_takes_the_place_of_a_stream_that_the_shell_closed() -> None:
 def test_an_interrupt_among_the_imports_ends_the_program_without_a_word() -> None:
     result = python(
         "import os, signal, sys\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # in the background it is none
         "from rocmforge.__main__ import main\n"
         "class Interrupting:\n"
         "    def find_spec(self, name, *rest):\n"
@@ -285,6 +286,7 @@ def test_an_interrupt_among_the_imports_ends_the_program_without_a_word() -> Non
 def test_a_command_gets_interrupts_as_python_has_them() -> None:
     result = python(
         "import signal, sys\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "from rocmforge.__main__ import main\n"
         "sys.argv = ['rocmforge', 'completion', 'bash']\n"
         "sys.exit(main() or signal.getsignal(signal.SIGINT) is not signal.default_int_handler)"
