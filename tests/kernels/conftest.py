@@ -40,6 +40,13 @@ def device(_session_device: Device) -> Iterator[Device]:
 
 
 @pytest.fixture
+def host_or_hopper(device: Device) -> None:
+    """Skips tests of kernels that only Hopper GPUs, and the host with such waves, have."""
+    if device.wave != 32 or not device.has("rf_gemv_deferred_stream"):
+        pytest.skip("this device has no such kernels")
+
+
+@pytest.fixture
 def hopper(_session_hopper: Device) -> Iterator[Device]:
     """The same, if it has the matrix instructions of Hopper GPUs; the host has them then."""
     if _session_hopper.wave != 32 or not _session_hopper.has("rf_gemm_wide_q4_k"):

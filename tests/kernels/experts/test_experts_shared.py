@@ -31,6 +31,8 @@ from tests.support.linear import (
     worst_error,
 )
 
+pytestmark = pytest.mark.usefixtures("host_or_hopper")
+
 _NAME = "mxfp4"
 _ROUNDING = 3e-6  # of float32 sums of a few hundred terms, relative to their magnitude
 
@@ -91,17 +93,17 @@ def _check(
 
 @pytest.mark.parametrize("quant_blocks", [4, 5, 8, 11, 22, 128])
 @pytest.mark.parametrize("activation", [NOT_GATED, SILU])
-def test_waves_divide_k(hopper: Device, activation: int, quant_blocks: int) -> None:
+def test_waves_divide_k(device: Device, activation: int, quant_blocks: int) -> None:
     rng = np.random.default_rng(0)
     layer = random_experts(rng, 3, _NAME, 32, 32 * quant_blocks, activation)
     chosen = np.array([[2, 0], [0, 1]], np.int32)
     rows = 2 if activation != NOT_GATED else 4
-    _check(hopper, layer, random_activation(rng, rows, 32 * quant_blocks), chosen)
+    _check(device, layer, random_activation(rng, rows, 32 * quant_blocks), chosen)
 
 
 @pytest.mark.parametrize("activation", [NOT_GATED, GELU_TANH, CLAMPED_SWIGLU])
 @pytest.mark.parametrize("tokens", [1, 7, 8, 9, 20])
-def test_pairs_share_an_expert(hopper: Device, activation: int, tokens: int) -> None:
+def test_pairs_share_an_expert(device: Device, activation: int, tokens: int) -> None:
     """One expert of every token, and others of some; more pairs than a wave has lanes."""
     rng = np.random.default_rng(1)
     layer = random_experts(rng, 4, _NAME, 96, 160, activation, has_biases=True)
@@ -111,13 +113,13 @@ def test_pairs_share_an_expert(hopper: Device, activation: int, tokens: int) -> 
     chosen[tokens // 2, 0] = ELSEWHERE
     rows = tokens if activation != NOT_GATED else chosen.size
     x = 4 * random_activation(rng, rows, 160)
-    _check(hopper, layer, x, chosen)
-    _check(hopper, layer, x, chosen, scattered=True)
+    _check(device, layer, x, chosen)
+    _check(device, layer, x, chosen, scattered=True)
 
 
 @pytest.mark.parametrize("out_features", [1, 31, 33, 72])
-def test_ragged_columns_of_down(hopper: Device, out_features: int) -> None:
+def test_ragged_columns_of_down(device: Device, out_features: int) -> None:
     rng = np.random.default_rng(2)
     layer = random_experts(rng, 2, _NAME, out_features, 128)
     chosen = np.array([[1, 0], [0, 1], [1, 0]], np.int32)
-    _check(hopper, layer, random_activation(rng, 6, 128), chosen)
+    _check(device, layer, random_activation(rng, 6, 128), chosen)

@@ -14,16 +14,10 @@ from tests.support.activations import SCALE_DTYPE, quantise
 from tests.support.kernels import Device, DeviceArray
 from tests.support.linear import SILU, random_activation, random_layer
 
+pytestmark = pytest.mark.usefixtures("host_or_hopper")
+
 EPS = 1e-3  # so large that it counts
 STREAMED = ("q4_k", "q6_k")
-
-
-@pytest.fixture
-def streaming(device: Device) -> Device:
-    """The device under test, if it has these kernels."""
-    if device.wave != 32 or not device.has("rf_gemv_deferred_stream"):
-        pytest.skip("this device has no such kernels")
-    return device
 
 
 def _norm_later(device: Device, in_features: int) -> tuple[tuple[DeviceArray, ...], DeviceArray]:
@@ -35,26 +29,26 @@ def _norm_later(device: Device, in_features: int) -> tuple[tuple[DeviceArray, ..
 
 
 @pytest.mark.parametrize(("in_features", "blocks"), [(2048, 3), (5120, 5), (2304, 19)])
-def test_matrices_of_several_formats(streaming: Device, in_features: int, blocks: int) -> None:
+def test_matrices_of_several_formats(device: Device, in_features: int, blocks: int) -> None:
     rng = np.random.default_rng(1)
     sizes = (("q6_k", 160), ("q4_k", 96), ("q6_k", 48))
     layers = [random_layer(rng, name, rows, in_features) for name, rows in sizes]
     matrices = [
-        (streaming.upload(layer.packed()), None, FORMAT_NUMBERS[name], layer)
+        (device.upload(layer.packed()), None, FORMAT_NUMBERS[name], layer)
         for layer, (name, _) in zip(layers, sizes, strict=True)
     ]
-    x, squares = _norm_later(streaming, in_features)
+    x, squares = _norm_later(device, in_features)
     found = []
     for kernel, grid in (
         ("rf_gemv_deferred_mixed", sum(layer.stored_rows for layer in layers) // 16),
         ("rf_gemv_deferred_mixed_stream", blocks),
     ):
-        outs = [streaming.empty((1, layer.out_features), np.float32) for layer in layers]
+        outs = [device.empty((1, layer.out_features), np.float32) for layer in layers]
         factors = [
             (data, bias, out, layer.out_features, number)
             for (data, bias, number, layer), out in zip(matrices, outs, strict=True)
         ]
-        streaming.launch(
+        device.launch(
             kernel,
             *(value for factor in factors for value in factor),
             *x,
@@ -69,17 +63,17 @@ def test_matrices_of_several_formats(streaming: Device, in_features: int, blocks
 
 
 @pytest.mark.parametrize("blocks", [1, 2, 5])
-def test_gate_and_up(streaming: Device, blocks: int) -> None:
+def test_gate_and_up(device: Device, blocks: int) -> None:
     name = "q4_k"
     rng = np.random.default_rng(3)
     layer = random_layer(rng, name, 160, 2304, SILU)
-    data = streaming.upload(layer.packed())
-    x, squares = _norm_later(streaming, 2304)
+    data = device.upload(layer.packed())
+    x, squares = _norm_later(device, 2304)
     found = []
     for kernel, grid in (("rf_gemv_deferred_gated", 5), ("rf_gemv_deferred_gated_stream", blocks)):
-        out, q = streaming.empty((1, 160), np.float32), streaming.empty((1, 160), np.int8)
-        scale = streaming.empty((5,), SCALE_DTYPE)
-        streaming.launch(
+        out, q = device.empty((1, 160), np.float32), device.empty((1, 160), np.int8)
+        scale = device.empty((5,), SCALE_DTYPE)
+        device.launch(
             kernel,
             *(data, *x, out, None, q, scale),
             *(0, 160, layer.quant_blocks, SILU, FORMAT_NUMBERS[name]),
@@ -92,24 +86,24 @@ def test_gate_and_up(streaming: Device, blocks: int) -> None:
 
 
 @pytest.mark.parametrize("name", STREAMED)
-def test_a_sum_whose_norm_is_left_for_later(streaming: Device, name: str) -> None:
+def test_a_sum_whose_norm_is_left_for_later(device: Device, name: str) -> None:
     rng = np.random.default_rng(4)
     layer = random_layer(rng, name, 96, 6400)
     data, bias = (
-        streaming.upload(layer.packed()),
-        streaming.upload(rng.standard_normal(96, np.float32)),
+        device.upload(layer.packed()),
+        device.upload(rng.standard_normal(96, np.float32)),
     )
     norm, old = rng.standard_normal((2, 96), np.float32)
-    x, _ = _norm_later(streaming, 6400)
+    x, _ = _norm_later(device, 6400)
     found = []
     for kernel, block in (("rf_gemv_deferred", 512), ("rf_gemv_deferred_stream", 256)):
-        residual, q = streaming.upload(old), streaming.empty((1, 96), np.int8)
-        scale, squares = streaming.empty((3,), SCALE_DTYPE), streaming.empty((3,), np.float32)
-        streaming.launch(
+        residual, q = device.upload(old), device.empty((1, 96), np.int8)
+        scale, squares = device.empty((3,), SCALE_DTYPE), device.empty((3,), np.float32)
+        device.launch(
             kernel,
             *(data, *x, bias),
             *(96, layer.quant_blocks, FORMAT_NUMBERS[name]),
-            *(residual, streaming.upload(norm), q, scale, squares),
+            *(residual, device.upload(norm), q, scale, squares),
             grid=3,
             block=block,
         )
