@@ -253,8 +253,9 @@ def naming(path: object) -> Iterator[None]:
     except (BadTokenizer, UnsupportedArchitecture, UnsupportedTensor) as error:
         if error.path is None:
             error.path = str(path)
-            error.message = f"{path}: {error.message}"
-            error.args = (error.message,)
+            if not error.message.startswith(error.path):  # as that of a file within a folder
+                error.message = f"{path}: {error.message}"
+                error.args = (error.message,)
         raise
 
 
