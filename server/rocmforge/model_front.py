@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from rocmforge.errors import ConfigurationError, naming
@@ -123,18 +122,12 @@ def read_front(model: str, settings: Settings, found: Path | None = None) -> Mod
 def open_model(path: Path, settings: Settings) -> Checkpoint:
     """Opens a model with its adapters, and with its predictor if that drafts by these settings.
 
-    In models with states it drafts only if asked for: with eight streams it was slower than none.
-
     Raises:
         RocmForgeError: as `open_checkpoint`.
     """
-    opened = partial(open_checkpoint, path, adapter_specs(settings), mmproj=settings.mmproj_path)
-    checkpoint = opened(predicts=settings.predicts)
-    is_asked = settings.draft_model == MTP
-    if is_asked or not checkpoint.config.predicts or not checkpoint.config.has_states:
-        return checkpoint
-    checkpoint.release()
-    return opened()
+    return open_checkpoint(
+        path, adapter_specs(settings), predicts=settings.predicts, mmproj=settings.mmproj_path
+    )
 
 
 def _refuse_drafts_and_chats(settings: Settings) -> None:

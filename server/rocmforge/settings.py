@@ -176,8 +176,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         str,
         _about(
             "smaller GGUF model with the same vocabulary, which drafts tokens; mtp = the model's "
-            "own predictor, which some files have; auto = that, if it has room, but not with "
-            "states; none = neither",
+            "own predictor, which some files have; auto = that, if it has room; none = neither",
             "FILE",
             min_length=1,
         ),
@@ -371,13 +370,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def predicts(self) -> bool:
         """Whether the model's own predictor drafts tokens, if it has one.
 
-        On several devices it cannot, and what it keeps of a prompt has no tiers to go to: nobody
-        loses those for a predictor that was not asked for.
+        On several devices it cannot, and nobody loses those for one that was not asked for.
         """
         if self.draft_model != AUTO:
             return self.draft_model == MTP
-        has_tiers = self.host_cache is not None or self.cache_dir is not None
-        return self.tensor_parallel == 1 and not has_tiers
+        return self.tensor_parallel == 1
 
     @property
     def mmproj_path(self) -> Path | None:

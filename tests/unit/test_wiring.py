@@ -117,8 +117,8 @@ def test_the_engine_is_told_to_load_a_predictor_unless_something_else_would_be_l
         ({"draft_model": "mtp", "cache_dir": "blocks"}, True, None),
         ({"draft_model": "none"}, False, None),
         ({"tensor_parallel": 2}, False, None),
-        ({"host_cache": "1GiB"}, False, None),
-        ({"cache_dir": "blocks"}, False, None),
+        ({"host_cache": "1GiB"}, True, 2),
+        ({"cache_dir": "blocks"}, True, 2),
     ):
         settings = msgspec.structs.replace(wanted, **changes)
         front = read_front(str(folder), settings)
@@ -129,11 +129,16 @@ def test_the_engine_is_told_to_load_a_predictor_unless_something_else_would_be_l
         assert build_model(front, settings).draft_model_tokens == 3 * predicts
 
 
-def test_the_predictor_of_a_model_with_states_drafts_only_if_it_is_asked_for(
-    tmp_path: Path,
-) -> None:
+def test_a_folder_that_lacks_a_file_is_named_once(tmp_path: Path) -> None:
+    folder = write_folder(by_name("llama"), tmp_path / "m")
+    with pytest.raises(BadTokenizer, match="there is neither") as caught:
+        read_front(str(folder), Settings())
+    assert caught.value.message.count(str(folder)) == 1
+
+
+def test_the_predictor_of_a_model_with_states_drafts_by_default(tmp_path: Path) -> None:
     path = write_predicting(by_name("qwen35"), tmp_path / "m.gguf")
-    for draft, predicts in (("auto", False), ("none", False), ("mtp", True)):
+    for draft, predicts in (("auto", True), ("none", False), ("mtp", True)):
         with open_model(path, Settings(draft_model=draft)) as checkpoint:
             assert checkpoint.config.predicts is predicts
 

@@ -16,6 +16,7 @@ import pytest
 from tests.data.models.tiny_encoders import VOCABULARY
 from tests.data.models.tiny_folders import write_folder
 from tests.data.models.tiny_models import by_name
+from tests.data.models.tiny_predicting_tower import write_predicting_tower
 from tests.support.children import ENGINE, children
 from tests.support.server import LiveServer
 from tests.support.tokenizer_files import pieces, write_tokenizer
@@ -27,10 +28,11 @@ FULL = 16  # tokens of a block
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folders of two tiny models, one with states."""
+    """Folders of tiny models: with states, and with states and a predictor, which drafts."""
     folder = tmp_path_factory.mktemp("models")
     for name in ("llama", "qwen35"):
         write_tokenizer(write_folder(by_name(name), folder / name), pieces(VOCABULARY))
+    write_tokenizer(write_predicting_tower(folder / "predicting"), pieces(VOCABULARY))
     return folder
 
 
@@ -78,7 +80,7 @@ def files(folder: Path) -> list[Path]:
 
 
 def test_a_restarted_server_computes_no_old_part(serve: Serve, tmp_path: Path) -> None:
-    names = ("llama", "qwen35")
+    names = ("llama", "qwen35", "predicting")
     with serve(names) as server:
         answers = {name: ask(server, model=name) for name in names}
         assert server.stop() == 0
