@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rocmforge.errors import BadGguf, UnsupportedArchitecture
+from rocmforge.errors import BadGguf, ModelLoadError, UnsupportedArchitecture
 from rocmforge.gguf.config.reading import read_config
 from rocmforge.gguf.reader import open_gguf
 from rocmforge.models.config import ActivationFunction, ModelConfig
@@ -305,7 +305,7 @@ def test_too_few_window_flags_are_refused(tmp_path: Path) -> None:
         config_of(tmp_path, "gemma3", {"attention.sliding_window_pattern": flags})
 
 
-@pytest.mark.parametrize("architecture", ["mamba", "llama4", "gemma", "clip"])
+@pytest.mark.parametrize("architecture", ["mamba", "llama4", "gemma"])
 def test_an_unknown_architecture_is_refused_with_the_known_ones(
     architecture: str, tmp_path: Path
 ) -> None:
@@ -319,6 +319,19 @@ def test_an_unknown_architecture_is_refused_with_the_known_ones(
     assert caught.value.architecture == architecture
     towers = {name for name, family in FAMILIES.items() if family.is_tower}
     assert set(caught.value.supported) | towers == set(FAMILIES)
+
+
+def test_a_tower_is_refused_as_a_model_with_the_flag_that_takes_it(tmp_path: Path) -> None:
+    path = write_gguf(
+        tmp_path / "mmproj.gguf",
+        {"general.architecture": "clip"},
+        {"x": np.zeros(32, np.float32)},
+    )
+    with (
+        open_gguf(path) as file,
+        pytest.raises(ModelLoadError, match=f"tower for images.*--mmproj {path}"),
+    ):
+        read_config(file)
 
 
 @pytest.mark.parametrize(

@@ -82,11 +82,13 @@ def groups() -> Iterator[Group]:
         recipe = Recipe(architecture="bert", format=name, hidden_size=160, vocab=96, kv_heads=4)
         cases = [
             Case("embed_add", f"{name} positions", _FLOAT_SUM, _embed),
-            Case("embed_between", f"{name} positions", _FLOAT_SUM, _embed_between),
             Case("linear", f"{name}, 5 rows of halves", _HALF_RESULT, _all_linear),
             Case("linear", f"{name}, stack to halves", _HALF_RESULT, partial(_linear, rows=5)),
         ]
         yield Group(recipe, tuple(cases))
+        recipe = replace(recipe, architecture="qwen3vl-tower", intermediate_size=160)
+        between = Case("embed_between", f"{name} positions", _FLOAT_SUM, _embed_between)
+        yield Group(recipe, (between,))
     # As those of Qwen2.5-VL's tower; without biases, K would be split.
     recipe = Recipe(architecture="qwen25vl-tower", hidden_size=320, intermediate_size=160)
     for name in _TOWER_FORMATS:
