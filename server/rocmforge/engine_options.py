@@ -117,8 +117,7 @@ def load_options(
         memory_utilization=settings.memory_utilization,
         tensor_parallel=settings.tensor_parallel,
         adapters=adapter_specs(settings),
-        # A tier keeps whole blocks, of all layers.
-        releases_windows=not tier_options(settings).wanted,
+        releases_windows=True,
     )
 
 

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rocmforge.backend.protocol import Backend
 from tests.backend.conftest import DEFAULTS, Load
 from tests.backend.driving import Driver
+from tests.data.models.model_files import write_model
+from tests.data.models.tiny_gemma4 import sized_gemma4
+from tests.data.models.tiny_model import TinyModel
 from tests.data.models.tiny_models import PROMPT, by_name
 from tests.support.block_copies import (
     WHATEVER_IT_TAKES,
     ask_in_turn,
     check_that_blocks_come_back,
     check_that_states_come_back,
+    check_that_windows_come_back,
 )
 from tests.support.predicting import load_predicting, write_predicting
 
@@ -61,3 +67,31 @@ def test_prompts_whose_states_were_evicted_are_answered_from_the_host(
     assert found == expected
     assert totals.prefix_hit_tokens == 2 * 32, "all that is full of the last two"
     assert totals.tier_restored_states > 0
+
+
+@pytest.mark.parametrize(
+    ("model", "block_size"),
+    [
+        (by_name("gemma3"), 16),
+        (by_name("gpt-oss"), 16),
+        # A block is three of a layer without a window and five of others; then two and one.
+        (by_name("gemma4-e"), 48),
+        (sized_gemma4(by_name("gemma4"), head_dim=16, global_head_dim=16), 32),
+    ],
+    ids=lambda value: value.name if isinstance(value, TinyModel) else str(value),
+)
+def test_prompts_whose_windows_were_evicted_are_answered_from_the_host(
+    model: TinyModel, block_size: int, load: Load, tmp_path: Path
+) -> None:
+    parts, num_blocks = block_size // 16, 11
+    longer = replace(model, config=model.config | {"max_position_embeddings": 512})
+    path = write_model(longer, tmp_path)
+    sizes: dict[str, Any] = {"max_context": 160 * parts, "max_batched_tokens": 32}
+    releasing = load(path, **sizes, releases_windows=True, kv_blocks=num_blocks).runner
+    assert releasing.info.block_size == block_size
+    check_that_windows_come_back(
+        releasing,
+        load(path, **sizes, kv_blocks=64 * parts).runner,
+        replace(DEFAULTS, **sizes),
+        length=120 * parts,
+    )

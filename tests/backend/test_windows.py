@@ -91,7 +91,7 @@ def test_drafts_that_are_taken_back_change_no_answer(
     ("name", "changes", "why"),
     [
         ("gemma4", {}, "differ in size in no simple ratio"),
-        ("gemma3", {"releases_windows": False}, "a tier, or drafts"),
+        ("gemma3", {"releases_windows": False}, "what drafts"),
         ("gemma3", {}, ""),
         ("llama", {}, ""),
         ("gemma3", {"kv_blocks": 4}, ""),

@@ -24,6 +24,8 @@ WHATEVER_IT_TAKES = (
 )
 """To patch: what is found is brought back, fast or not."""
 GREEDY = SamplingParams(max_tokens=6, temperature=0.0)
+_DRAWN = SamplingParams(max_tokens=20, temperature=1.0)
+"""Tiny models repeat one token if none is drawn, whatever they have read."""
 
 
 def wait_for_copies(runner: CopiesBlocks, copies: int) -> list[int]:
@@ -98,14 +100,67 @@ def check_that_states_come_back(driver: Driver) -> None:
     np.testing.assert_array_equal(found.top_logprobs, expected.top_logprobs)
 
 
+def check_that_blocks_of_windows_come_back(driver: Driver) -> None:
+    """The same of blocks that only layers with a window have: others have ended by then."""
+    runner = driver.runner
+    assert isinstance(runner, CopiesBlocks)
+    info = runner.info
+    size, of_group = info.block_size, info.num_blocks // (1 + info.window_groups)
+    tokens = [(5 * i) % 90 + 3 for i in range(size)]
+    others = [(3 * i) % 90 + 4 for i in range(size)]
+    after = Chunk(tokens=[7], start=size, blocks=[1, 3], wants=[Want(num_logprobs=20)])
+    driver.run(Chunk(tokens=others, blocks=[0]))
+    driver.run(Chunk(tokens=tokens, blocks=[1]))
+    expected = driver.run(after)
+    slots = np.arange(1 + info.window_groups, dtype=np.int32)
+    blocks = 1 + of_group * slots
+    runner.open_host_blocks(len(slots))
+    runner.save_blocks(blocks[:1], slots[:1])
+    wait_for_copies(runner, 1)
+    runner.save_blocks(blocks[1:], slots[1:])
+    driver.run(Chunk(tokens=others, blocks=[1]))  # at once
+    wait_for_copies(runner, 1)
+    runner.restore_blocks(blocks[:1], slots[:1])
+    wait_for_copies(runner, 1)
+    runner.restore_blocks(blocks[1:], slots[1:])
+    found = driver.run(after)  # at once
+    wait_for_copies(runner, 1)
+    np.testing.assert_array_equal(found.top_ids, expected.top_ids)
+    np.testing.assert_array_equal(found.top_logprobs, expected.top_logprobs)
+
+
+def check_that_windows_come_back(
+    releasing: Runner, keeping: Runner, options: LoadOptions, length: int
+) -> None:
+    """Prompts longer than a window are evicted, and answered from the host's memory.
+
+    Args:
+        releasing: of a model whose windows release blocks; has no room for six of the prompts.
+        keeping: of the same model, with room for all.
+        options: of both.
+        length: tokens of a prompt.
+    """
+    prompts = [[7 * (i + 31 * n) % 89 + 3 for i in range(length)] for n in (*range(8), 0, 2)]
+    found, totals = ask_in_turn(releasing, prompts, options, slots=200, sampling=_DRAWN)
+    expected, _ = ask_in_turn(keeping, prompts, options, sampling=_DRAWN)
+    assert found == expected
+    full = (length - 1) // releasing.info.block_size * releasing.info.block_size
+    assert totals.prefix_hit_tokens == 2 * full, "all that is full of the last two"
+    groups, info = releasing.info.window_groups, releasing.info
+    of_windows = groups * -(-(info.window - 1) // info.block_size)
+    assert groups > 0
+    assert totals.tier_restored_blocks >= 2 * of_windows
+
+
 def ask_in_turn(
     runner: Runner,
     prompts: Sequence[Sequence[int]],
     options: LoadOptions,
     slots: int = 0,
     states: int = 0,
+    sampling: SamplingParams = GREEDY,
 ) -> tuple[list[list[int]], Totals]:
-    """Greedy answers to prompts one after the other, and the counters; 0 slots: without tiers."""
+    """Answers to prompts one after the other, and the counters; 0 slots: without tiers."""
     clock, totals = count(1), Totals()
     limits = SchedulerLimits(
         max_sequences=options.max_sequences,
@@ -119,7 +174,7 @@ def ask_in_turn(
     core = EngineCore(runner, limits, lambda: next(clock), totals, tiers=tiers)
     answers = []
     for number, prompt in enumerate(prompts):
-        (request,) = submits([(prompt, GREEDY)])
+        (request,) = submits([(prompt, sampling)])
         tokens: list[int] = []
         report = core.step([request])
         while True:

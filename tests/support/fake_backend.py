@@ -147,7 +147,7 @@ class FakeRunner:
             vocab_size=config.vocab_size,
             pipeline_depth=config.pipeline_depth,
             weights_bytes=0,
-            kv_bytes=num_slots * 12,
+            kv_bytes=num_slots * 16,
             kv_dtype="tokens",
             copy_bandwidth=1e9 if config.is_measured else 0.0,
             bus_ids=(BUS_ID,) if config.is_measured else (),
@@ -257,8 +257,9 @@ class FakeRunner:
 
     def _copy_block(self, block: int, slot: int, is_restore: bool) -> None:
         size = self._config.block_size
-        host = self._host_blocks[slot].view(np.int32).reshape(3, size)
-        for i, array in enumerate((self._tokens, self._positions, self._adapters)):
+        host = self._host_blocks[slot].view(np.int32).reshape(4, size)
+        arrays = self._tokens, self._positions, self._adapters, self._groups
+        for i, array in enumerate(arrays):
             device = array[block * size : (block + 1) * size]
             source, target = (host[i], device) if is_restore else (device, host[i])
             target[:] = source

@@ -62,12 +62,16 @@ class ReferenceOps:
 
     @property
     def cache_arrays(self) -> tuple[Float32Array, ...]:
-        """The arrays whose rows are the blocks of the cache, of all layers, each once."""
+        """The arrays whose rows are the blocks of the cache, of all layers, each once.
+
+        Blocks of layers with a window that release them lie in arrays of the others.
+        """
         hidden = () if self._hidden is None else (self._hidden,)
+        groups = self._window_groups or (0,) * len(self._caches)
         return hidden + tuple(
             array
-            for layer, cache in zip(self._config.layers, self._caches, strict=True)
-            if layer.cache_of is None
+            for layer, cache, group in zip(self._config.layers, self._caches, groups, strict=True)
+            if layer.cache_of is None and not group
             for array in ((cache.keys, cache.values) if layer.latent is None else (cache.keys,))
         )
 

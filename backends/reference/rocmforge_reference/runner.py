@@ -104,10 +104,10 @@ class ReferenceRunner:
         return self._host_states
 
     def save_blocks(self, blocks: Int32Array, slots: Int32Array) -> None:
-        self._save(self._ops.cache_arrays, blocks, self._host_blocks, slots)
+        self._save(self._blocks, blocks, self._host_blocks, slots)
 
     def restore_blocks(self, blocks: Int32Array, slots: Int32Array) -> None:
-        self._restore(self._ops.cache_arrays, blocks, self._host_blocks, slots)
+        self._restore(self._blocks, blocks, self._host_blocks, slots)
 
     def save_states(self, states: Int32Array, slots: Int32Array) -> None:
         self._save(self._ops.state_arrays, states, self._host_states, slots)
@@ -135,6 +135,12 @@ class ReferenceRunner:
             values = np.ascontiguousarray(host[slots, part]).view(np.float32)
             array[places] = values.reshape(len(places), *array.shape[1:])
         self._copied_ns.append(time.perf_counter_ns() - started)
+
+    @property
+    def _blocks(self) -> Arrays:
+        """The cache by blocks of the engine, each of which may be several of an array's own."""
+        count = self._info.num_blocks
+        return tuple(array.reshape(count, -1) for array in self._ops.cache_arrays if array.size)
 
     @property
     def _ops(self) -> ReferenceOps:

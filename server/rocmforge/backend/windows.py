@@ -167,7 +167,7 @@ def _why_kept(config: ModelConfig, options: LoadOptions) -> str:
     layers = [config.layers[index] for index in _owners(config)]
     num_full = sum(layer.window is None for layer in layers)
     if not options.releases_windows:
-        return "what goes to a tier, or drafts, is blocks of all layers"
+        return "what drafts keeps blocks of all layers"
     if config.predicts:
         return "a predictor keeps hidden states in blocks of all layers"
     if config.has_states:

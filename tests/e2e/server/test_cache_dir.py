@@ -28,10 +28,12 @@ FULL = 16  # tokens of a block
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folders of tiny models: with states, and with states and a predictor, which drafts."""
+    """Folders of tiny models: with windows, with states, and also a predictor, which drafts."""
     folder = tmp_path_factory.mktemp("models")
-    for name in ("llama", "qwen35"):
-        write_tokenizer(write_folder(by_name(name), folder / name), pieces(VOCABULARY))
+    longer = {"max_position_embeddings": 512}  # so that windows release blocks
+    for name in ("llama", "gpt-oss", "qwen35"):
+        written = write_folder(by_name(name), folder / name, config=longer)
+        write_tokenizer(written, pieces(VOCABULARY))
     write_tokenizer(write_predicting_tower(folder / "predicting"), pieces(VOCABULARY))
     return folder
 
@@ -80,7 +82,7 @@ def files(folder: Path) -> list[Path]:
 
 
 def test_a_restarted_server_computes_no_old_part(serve: Serve, tmp_path: Path) -> None:
-    names = ("llama", "qwen35", "predicting")
+    names = ("llama", "gpt-oss", "qwen35", "predicting")
     with serve(names) as server:
         answers = {name: ask(server, model=name) for name in names}
         assert server.stop() == 0

@@ -368,9 +368,11 @@ def test_layers_with_a_window_leave_room_for_longer_contexts(
     model = fitting(by_name("gemma3"))
     longer = model.config | {"max_position_embeddings": 32768}
     path = write_model(replace(model, config=longer), tmp_path)
+    wide = model.keys | {"attention.sliding_window": 32768}
+    seeing_all = write_model(replace(model, config=longer, keys=wide, name="wide"), tmp_path)
     flags = ("--backend", "hip", "--memory", "256MiB", "--max-batched-tokens", "256")
-    releasing = plan(capsys, path, *flags)
-    keeping = plan(capsys, path, *flags, "--host-cache", "1GiB")
+    releasing = plan(capsys, path, *flags, "--host-cache", "1GiB")
+    keeping = plan(capsys, seeing_all, *flags)
     assert releasing["estimate"]["window_groups"] == 6
     assert releasing["estimate"]["kv_block"] * 7 == keeping["estimate"]["kv_block"]
     assert releasing["most_sequences"] > 6 * keeping["most_sequences"] > 0

@@ -64,6 +64,11 @@ class DeviceArray:
         assert math.prod(shape) <= math.prod(self.shape), (shape, self.shape)
         return DeviceArray(self.address, shape, self.dtype)
 
+    def is_within(self, other: DeviceArray) -> bool:
+        """Returns whether all of its memory is the other's, too."""
+        end, end_of_other = self.address + self.nbytes, other.address + other.nbytes
+        return other.address <= self.address and end <= end_of_other
+
     def rows(self, start: int, stop: int) -> DeviceArray:
         """Returns rows of a matrix."""
         assert 0 <= start < stop <= self.shape[0]

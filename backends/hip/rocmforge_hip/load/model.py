@@ -241,7 +241,7 @@ class ModelLoading:
             return cache
         what = spec((self._plan.num_blocks * block.shape[0], *block.shape[1:]), block.dtype)
         name = f"scales of windows of layer {layer}"
-        key_scale, value_scale = (self._device.memory.device(what, name).array for _ in range(2))
+        key_scale, value_scale = (self._new_blocks(name, what) for _ in range(2))
         return replace(cache, key_scale=key_scale, value_scale=value_scale)
 
     def _cache_in(
@@ -285,10 +285,20 @@ class ModelLoading:
 
     def _new_cache(self, layer: int) -> LayerCache[DeviceArray]:
         def new(name: str, what: ArraySpec) -> DeviceArray:
-            return self._device.memory.device(what, f"{name} of layer {layer}").array
+            return self._new_blocks(f"{name} of layer {layer}", what)
 
         cache: LayerCache[DeviceArray] = mapped(cache_arrays(self._plan, layer), ArraySpec, new)
         return cache
+
+    def _new_blocks(self, name: str, what: ArraySpec) -> DeviceArray:
+        """Makes room for blocks.
+
+        With groups of layers, some leave a part of each block as it is, and tiers copy all of it.
+        """
+        buffer = self._device.memory.device(what, name)
+        if self._plan.windows is not None:
+            buffer.fill(0, self._device.stream)
+        return buffer.array
 
 
 def _formats(planned: ModelWeights[Planned], *, of_experts: bool) -> frozenset[str]:

@@ -155,13 +155,20 @@ class HipOps:
 
     @property
     def cache_arrays(self) -> list[DeviceArray]:
-        """All that is kept of the tokens of a block, [blocks, ...] each."""
-        found = [
+        """All that is kept of the tokens of a block, [blocks, ...] each.
+
+        Layers may share a cache, and those with a window lie in that of others.
+        """
+        arrays = [
             array
-            for cache in dict.fromkeys(self.caches)  # layers may share one
+            for cache in dict.fromkeys(self.caches)
             for array in (cache.keys, cache.values, cache.key_scale, cache.value_scale)
             if array is not None
         ]
+        found: list[DeviceArray] = []
+        for array in sorted(arrays, key=lambda array: -array.nbytes):
+            if not any(array.is_within(other) for other in found):
+                found.append(array)
         hidden = self._resources.hidden
         if hidden is not None:
             slots, features = hidden.shape

@@ -21,7 +21,6 @@ import numpy as np
 
 from rocmforge.backend.arrays import Int32Array, UInt8Array
 from rocmforge.backend.step import StepInput
-from rocmforge_hip.device.constants import BLOCK_TOKENS
 from rocmforge_hip.device.memory import DeviceArray, PinnedBuffer
 from rocmforge_hip.device.opening import Device
 from rocmforge_hip.kernels.cache import rf_copy_blocks
@@ -99,13 +98,17 @@ class BlockCopies:
     Args:
         device: Of the model.
         arrays: Of its cache, [blocks, ...] each.
+        block_size: Tokens of a block.
         count: Slots of the host's memory, for blocks.
 
     Raises:
         OutOfMemory: The host has not so much that can be pinned.
     """
 
-    def __init__(self, device: Device, arrays: Sequence[DeviceArray], count: int) -> None:
+    def __init__(
+        self, device: Device, arrays: Sequence[DeviceArray], block_size: int, count: int
+    ) -> None:
+        self._block_size = block_size
         self._device, self._driver, self._stream = device, device.driver, device.stream
         self.blocks = Stored(device, arrays, count, "blocks")
         self.states: Stored | None = None
@@ -153,7 +156,14 @@ class BlockCopies:
         """Lets the steps' stream wait for the copies that a step about to start depends on."""
         if not self._running:
             return
-        blocks = np.unique(step.block_table), np.unique(step.slot_mapping // BLOCK_TOKENS)
+        tables, slots = (
+            np.concatenate([own.ravel(), of_windows.ravel()])
+            for own, of_windows in (
+                (step.block_table, step.window_tables),
+                (step.slot_mapping, step.window_slots),
+            )
+        )
+        blocks = np.unique(tables), np.unique(slots // self._block_size)
         states = step.state_reads, step.state_writes
         for copy in reversed(self._running):  # the copies before one have ended when it has
             read, written = blocks if copy.of is self.blocks else states

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
+from math import prod
 from typing import NamedTuple
 
 import numpy as np
@@ -222,7 +223,7 @@ class HipRunner:
     def submit(self, step: StepInput) -> None:
         assert self._unmasked is None, "the step before waits for its masks"
         assert len(step.window_tables) == self._info.window_groups, "a table for each group"
-        self._pipeline.submit(partial(self._start, in_own_blocks(step, self._windows)))
+        self._pipeline.submit(partial(self._start, step))
 
     def constrain(self, allowed: UInt32Array) -> None:
         assert self._unmasked is not None, "no step waits for masks"
@@ -243,8 +244,13 @@ class HipRunner:
 
     def open_host_blocks(self, count: int) -> UInt8Array:
         assert self._copies is None, "there is memory for blocks already"
+        info = self._info
+        arrays = [  # whose own blocks may be parts of one
+            array.first(info.num_blocks, prod(array.shape) // info.num_blocks)
+            for array in self._model.ops.cache_arrays
+        ]
         with self._pipeline.guarded():
-            self._copies = BlockCopies(self._device, self._model.ops.cache_arrays, count)
+            self._copies = BlockCopies(self._device, arrays, info.block_size, count)
         assert self._copies.blocks.nbytes == self._info.block_bytes, "all of a block is copied"
         return self._copies.blocks.slots
 
@@ -313,6 +319,7 @@ class HipRunner:
         model, driver, stream = self._model, self._device.driver, self._device.stream
         if self._copies is not None:
             self._copies.before_step(step)
+        step = in_own_blocks(step, self._windows)
         whole, step = step, as_decodes(step, self._limits.sequences)
         needs = SamplingNeeds.of(step.sampling)
         bucket = self._shapes.of_graph(step, whole, prompts=self.pads_prompts)

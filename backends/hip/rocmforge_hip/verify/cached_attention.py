@@ -198,7 +198,7 @@ def _copy_blocks(bench: Workbench) -> float:
     values = [random.integers(0, 256, array.shape, np.uint8) for array in arrays]
     for array, bytes_of in zip(arrays, values, strict=True):
         bench.put(bytes_of, array)
-    copies = BlockCopies(bench.device, arrays, 3)
+    copies = BlockCopies(bench.device, arrays, BLOCK_TOKENS, 3)
     slots = np.array([2, 0, 1], np.int32)
     copies.start(copies.blocks, np.array([1, 3, 0], np.int32), slots, is_restore=False)
     copies.start(copies.blocks, np.array([0, 1, 2], np.int32), slots, is_restore=True)

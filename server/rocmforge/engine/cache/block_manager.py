@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import partial
 
-from rocmforge.backend.step import NO_SLOT
+from rocmforge.engine.cache.block_fetcher import BlockFetcher
 from rocmforge.engine.cache.blocks import BlockAllocator
 from rocmforge.engine.cache.recent_keys import RecentKeys
 from rocmforge.engine.cache.state_keeper import StateKeeper
 from rocmforge.engine.cache.tiers.tiers import Arrival, CacheTiers
-from rocmforge.engine.cache.tiers.worth import ComputeNs, worth_restoring
+from rocmforge.engine.cache.tiers.worth import ComputeNs
 from rocmforge.engine.cache.window_blocks import WindowBlocks
 from rocmforge.engine.ipc.totals import Totals
 from rocmforge.engine.sequence.sequence import Sequence
@@ -55,7 +54,6 @@ class BlockManager:
         self._windows: WindowBlocks | None = None
         if window_groups:
             assert not num_slots, "states are of models without such groups"
-            assert tiers is None, "blocks of such groups are not kept elsewhere"
             self._windows = WindowBlocks(
                 self._allocator,
                 block_size,
@@ -63,7 +61,7 @@ class BlockManager:
                 groups=window_groups,
                 step_tokens=step_tokens,
             )
-        self._tiers = tiers
+        self._has_tiers = tiers is not None
         self._block_size = block_size
         self._keeps_prefixes = keeps_prefixes
         self._recent = RecentKeys()
@@ -78,6 +76,9 @@ class BlockManager:
                 totals or Totals(),
                 None if tiers is None else tiers.states,
             )
+        self._fetcher = BlockFetcher(
+            self._allocator, block_size, tiers, self._states, self._windows
+        )
 
     @property
     def num_blocks(self) -> int:
@@ -97,8 +98,7 @@ class BlockManager:
     @property
     def _num_free(self) -> int:
         """Blocks that are free and for anybody."""
-        withheld = 0 if self._windows is None else self._windows.withheld
-        return self._allocator.num_free - withheld
+        return self._fetcher.num_free
 
     @property
     def num_slots(self) -> int:
@@ -181,100 +181,23 @@ class BlockManager:
         Returns:
             Whether blocks of it are on their way: it should wait for them.
         """
-        if self._tiers is None:
-            return False
-        size, states, base = self._block_size, self._states, None
-        cached = self._find_prefix(seq, reusable)
-        start, stop = len(cached), reusable // size
-        if self._is_arriving(seq, start, stop):
-            return True
-        keys = [seq.block_key(i) for i in range(start, stop)]
-        if states is None:
-            first, goal = start, start + self._tiers.worth_fetching(keys, start, compute_ns)
-        else:
-            base = states.find(seq, start)
-            first = 0 if base is None else base.end // size
-            costs = self._tiers.blocks.costs(keys)
-            of_states = partial(self._state_cost, seq)
-            goal = worth_restoring(first, start, size, costs, of_states, compute_ns)
-        missing = -(-end // size) - min(start, goal)
-        if goal == first:
-            return False
-        held = cached[:goal]
-        self._allocator.share(held)
-        arrival = None
-        if self._allocator.num_free >= missing + reserve:
-            arrival = self._bring(seq, start, goal, gain=(goal - first) * size)
-        if arrival is None:
-            self._allocator.release(held)
-            return False
-        arrival.held, arrival.base = held, base
-        arrival.blocks.places = [self._allocator.allocate() for _ in arrival.blocks.keys]
-        return True
-
-    def _bring(self, seq: Sequence, start: int, goal: int, *, gain: int) -> Arrival | None:
-        """Begins to bring blocks back, up to one that has states at its end if there are any."""
-        assert self._tiers is not None, "somebody has found them"
-        keys = [seq.block_key(i) for i in range(start, goal)]
-        if self._states is None:
-            return self._tiers.fetch(keys, start)
-        position, target = min(start, goal), seq.block_key(goal - 1)
-        snapshot = self._states.find_at(target)
-        if snapshot is not None:
-            arrival = self._tiers.fetch(keys, position)
-            if arrival is not None:
-                self._states.hold(snapshot)
-                arrival.snapshot = snapshot
-            return arrival
-        slot = self._states.expect(gain)
-        if slot == NO_SLOT:
-            return None
-        arrival = self._tiers.fetch(keys, position, target)
-        if arrival is None:
-            self._states.give_back(slot)
-        elif arrival.states is not None:
-            arrival.states.places = [slot]
-        return arrival
-
-    def _is_arriving(self, seq: Sequence, start: int, stop: int) -> bool:
-        """Returns whether blocks behind the first ones come back, or the states of some."""
-        for arrival in self.arrivals:
-            if start < stop and seq.block_key(start) in arrival.blocks.keys:
-                return True
-            end = arrival.positions.stop
-            brings_states = arrival.states is not None and end <= stop
-            if brings_states and seq.block_key(end - 1) == arrival.target:
-                return True
-        return False
-
-    def _state_cost(self, seq: Sequence, end: int) -> float | None:
-        """Returns what states at the end of a block take to come back; None: there are none."""
-        assert self._states is not None, "a model with states"
-        assert self._tiers is not None, "which could be in a tier"
-        key = seq.block_key(end - 1)
-        if self._states.find_at(key) is not None:
-            return 0.0
-        return None if self._tiers.states is None else self._tiers.states.cost(key)
+        cached = self._find_prefix(seq, reusable) if self._has_tiers else []
+        return self._fetcher.fetch(
+            seq, cached, end, reusable=reusable, reserve=reserve, compute_ns=compute_ns
+        )
 
     def poll_tiers(self) -> None:
         """Takes in what tiers have done: what has come back can be found."""
-        for arrival in () if self._tiers is None else self._tiers.poll():
-            blocks = arrival.blocks
-            for block, key in zip(blocks.places[: blocks.num_valid], blocks.keys, strict=False):
-                self._allocator.publish(block, key)
-            if self._states is not None:
-                self._states.take_arrival(arrival)
-            self._allocator.release([*arrival.held, *blocks.places])
+        self._fetcher.poll()
 
     def start_copies(self) -> None:
         """Begins to save what the next step may overwrite, and to bring back what has a place."""
-        if self._tiers is not None:
-            self._tiers.start()
+        self._fetcher.start()
 
     @property
     def arrivals(self) -> tuple[Arrival, ...]:
         """Blocks on their way back to the device."""
-        return () if self._tiers is None else tuple(self._tiers.arrivals)
+        return self._fetcher.arrivals
 
     def extend(self, seq: Sequence, end: int, *, reserve: int = 0) -> bool:
         """Makes room for `end` tokens; False if that leaves less than `reserve` blocks free."""
@@ -348,8 +271,7 @@ class BlockManager:
         arriving = ([*each.held, *each.blocks.places] for each in self.arrivals)
         windows = () if self._windows is None else self._windows.check_integrity(holders)
         self._allocator.check_integrity((*(seq.blocks for seq in holders), *arriving, *windows))
-        if self._tiers is not None:
-            self._tiers.check_integrity()
+        self._fetcher.check_integrity()
         if self._states is not None:
             self._states.check_integrity(holders, self.arrivals)
 

@@ -107,16 +107,19 @@ class BlockAllocator:
         if self._watcher is not None:
             self._watcher.forgets(block)
 
-    def release(self, blocks: Sequence[int], *, first_to_go: bool = False) -> None:
+    def release(
+        self, blocks: Sequence[int], *, first_to_go: bool = False, position: int = 0
+    ) -> None:
         """Drops one reference to each block of a sequence, given in order of position.
 
         The last ones become the oldest of the cache: a prefix loses its tail first.
 
         Args:
             blocks: of a sequence.
-            first_to_go: whether they are worth less than all that is cached.
+            first_to_go: whether they are worth less than all that is cached, and nowhere else.
+            position: of the first of them.
         """
-        for position, block in reversed(tuple(enumerate(blocks))):
+        for place, block in reversed(tuple(enumerate(blocks, position))):
             self._counts[block] -= 1
             if self._counts[block] > 0:
                 continue
@@ -124,8 +127,8 @@ class BlockAllocator:
             if key is not None:
                 self._cached[block] = None
                 self._cached.move_to_end(block, last=not first_to_go)
-                if self._watcher is not None:
-                    self._watcher.rests(block, key, position)
+                if self._watcher is not None and not first_to_go:
+                    self._watcher.rests(block, key, place)
             else:
                 self._empty.append(block)
 

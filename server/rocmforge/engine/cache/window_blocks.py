@@ -11,7 +11,9 @@ prefixes until they are needed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable
+from itertools import chain
 
 import numpy as np
 
@@ -49,13 +51,17 @@ class WindowBlocks:
         self._groups = groups
         self._step_blocks = step_tokens // block_size
         self._quotas = 0  # of all running sequences, in one group
-        self._num_used = 0  # blocks that are held in these groups
+        self._held: Counter[int] = Counter()  # blocks, and how many sequences hold each
         self._computed: list[Sequence] = []  # in the step that is being scheduled
 
     @property
     def withheld(self) -> int:
         """Free blocks that are for running sequences."""
-        return self._groups * (self._quotas + self._step_blocks) - self._num_used
+        return self._groups * (self._quotas + self._step_blocks) - len(self._held)
+
+    def count_held(self, blocks: Iterable[int]) -> int:
+        """Returns how many of some blocks running sequences hold in these groups."""
+        return len(self._held.keys() & set(blocks))
 
     def quota(self, seq: Sequence) -> int:
         """Returns the blocks of each group that a sequence may hold between steps."""
@@ -70,14 +76,28 @@ class WindowBlocks:
         """Returns the first block that the token at a position sees."""
         return max(0, position - self._window + 1) // self._block_size
 
-    def reach(self, seq: Sequence, count: int) -> int:
-        """Returns behind how many of its first `count` blocks the sequence could begin."""
+    def reach(
+        self, seq: Sequence, count: int, holds: Callable[[BlockKey], bool] | None = None
+    ) -> int:
+        """Returns behind how many of its first `count` blocks the sequence could begin.
+
+        Args:
+            seq: holds none.
+            count: blocks that there are in the layers without a window.
+            holds: whether there is a block with that content; None = whether the device has it.
+        """
+        holds = holds or self._allocator.holds
         end = block = count
         while block > self.first_seen(end * self._block_size):
             block -= 1
-            if self._find(seq, block) is None:
+            if not all(map(holds, self._keys(seq, block))):
                 end = block
         return end
+
+    def seen_keys(self, seq: Sequence, end: int) -> list[BlockKey]:
+        """Returns the keys of all blocks that a sequence needs that begins behind `end` blocks."""
+        first = self.first_seen(end * self._block_size)
+        return [key for block in range(first, end) for key in self._keys(seq, block)]
 
     def _find(self, seq: Sequence, block: int) -> list[int] | None:
         """Returns the blocks of all groups with the content of that of the sequence, if found."""
@@ -105,14 +125,12 @@ class WindowBlocks:
         self._quotas += quota
         windows.first = self.first_seen(start * self._block_size)
         windows.stop = start
-        before = self._allocator.num_used
         for block in range(windows.first, start):
             blocks = self._find(seq, block)
             assert blocks is not None, "somebody has looked for it before"
-            for each in blocks:
-                self._allocator.share((each,))
+            self._allocator.share(blocks)
+            self._held.update(blocks)
             windows.tables[:, block] = blocks
-        self._num_used += self._allocator.num_used - before
 
     def _worth(self, seq: Sequence, parting: int) -> frozenset[int]:
         """Returns the blocks that a sequence needs that begins where this one is likely to part."""
@@ -128,10 +146,10 @@ class WindowBlocks:
         self._computed.append(seq)
         end = -(-seq.num_computed // self._block_size)
         for block in range(windows.stop, end):
-            windows.tables[:, block] = [self._allocator.allocate() for _ in range(self._groups)]
-        new = max(0, end - windows.stop)
-        self._num_used += self._groups * new
-        windows.stop += new
+            blocks = [self._allocator.allocate() for _ in range(self._groups)]
+            self._held.update(blocks)
+            windows.tables[:, block] = blocks
+        windows.stop = max(windows.stop, end)
 
     def take_passed(self) -> list[Sequence]:
         """Returns, once, what runs of the step before and has left a block behind."""
@@ -155,8 +173,7 @@ class WindowBlocks:
         assert windows is not None, "it runs"
         first = self._first_needed(seq)
         for block in range(windows.first, first):
-            blocks = windows.tables[:, block].tolist()
-            self._release(blocks, first_to_go=block not in windows.worth)
+            self._release(windows, block, first_to_go=block not in windows.worth)
         windows.tables[:, windows.first : first] = 0
         windows.first = max(first, windows.first)
 
@@ -183,13 +200,17 @@ class WindowBlocks:
         if windows is None:
             return
         self._quotas -= windows.quota
-        self._release(windows.held, first_to_go=False)
+        for block in reversed(range(windows.first, windows.stop)):
+            self._release(windows, block, first_to_go=False)
         seq.windows = None
 
-    def _release(self, blocks: list[int], *, first_to_go: bool) -> None:
-        before = self._allocator.num_used
-        self._allocator.release(blocks, first_to_go=first_to_go)
-        self._num_used += self._allocator.num_used - before
+    def _release(self, windows: SequenceWindows, block: int, *, first_to_go: bool) -> None:
+        blocks: list[int] = windows.tables[:, block].tolist()
+        for each in blocks:
+            self._held[each] -= 1
+            if not self._held[each]:
+                del self._held[each]
+        self._allocator.release(blocks, first_to_go=first_to_go, position=block)
 
     def check_integrity(self, holders: Iterable[Sequence]) -> list[list[int]]:
         """Asserts that sequences hold what they see, and no more than they may.
@@ -208,6 +229,5 @@ class WindowBlocks:
             assert windows.stop - windows.first <= most, "more blocks than a window needs"
         assert self._quotas == sum(each.quota for each in all_windows), "a quota is lost"
         tables = [each.held for each in all_windows]
-        assert self._num_used == len(set().union(*tables)), "a window's block is lost"
-        assert 0 <= self.withheld <= self._allocator.num_free, "blocks are missing for windows"
+        assert self._held == Counter(chain.from_iterable(tables)), "a window's block is lost"
         return tables

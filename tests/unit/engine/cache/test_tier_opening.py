@@ -15,7 +15,7 @@ from rocmforge.errors import ConfigurationError, OutOfMemory
 from tests.support.fake_backend import STATE_BYTES, FakeConfig, make_runner
 
 SIZES = (4096, 8, 64)
-BLOCK_BYTES = 4 * 12
+BLOCK_BYTES = 4 * 16
 SOME = TierOptions(host_bytes=100 * BLOCK_BYTES + 5)
 
 
@@ -57,13 +57,13 @@ def test_models_with_states_and_no_snapshots_do_without(caplog: pytest.LogCaptur
 
 def test_room_for_less_than_a_snapshot_and_a_block_is_refused() -> None:
     stateful = runner(num_slots=3, snapshots=2)
-    with pytest.raises(ConfigurationError, match="has 48, and a snapshot of its states 16"):
-        open_tiers(stateful, TierOptions(host_bytes=60), b"", Totals())
+    with pytest.raises(ConfigurationError, match="has 64, and a snapshot of its states 16"):
+        open_tiers(stateful, TierOptions(host_bytes=76), b"", Totals())
 
 
 def test_room_for_less_than_a_block_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="a block of this model has 48"):
-        open_tiers(runner(), TierOptions(host_bytes=47), b"", Totals())
+    with pytest.raises(ConfigurationError, match="a block of this model has 64"):
+        open_tiers(runner(), TierOptions(host_bytes=63), b"", Totals())
 
 
 def test_more_than_the_host_has_is_refused() -> None:

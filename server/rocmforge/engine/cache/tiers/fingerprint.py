@@ -21,7 +21,7 @@ from rocmforge.backend.protocol import LoadOptions, RunnerInfo
 from rocmforge.checkpoint.tensor import Stack, Tensor
 from rocmforge.models.checkpoint import Checkpoint
 
-_FORMAT: Final = 1  # of the bytes of a block, as backends lay them out
+_FORMAT: Final = 2  # of the bytes of a block, as backends lay them out
 _ROW_BYTES: Final = 1024  # of each row that is looked at
 _ROWS: Final = 3  # of a tensor
 _PARTS: Final = 4  # of a stack

@@ -44,6 +44,25 @@ class Shipment:
     places: list[int] = field(default_factory=list)  # where they go on the device
     num_valid: int = 0  # from the first on, once all has been read
 
+    def hold(self, keys: Sequence[BlockKey], position: int) -> int:
+        """Keeps entries in their slots, or takes slots for those in files, as far as there are any.
+
+        Args:
+            keys: of entries.
+            position: of the first of them.
+
+        Returns:
+            For how many.
+        """
+        for place, key in enumerate(keys, position):
+            entry = self.pool.hold(key, place)
+            if entry is None:
+                return place - position
+            self.keys.append(key)
+            self.entries.append(entry)
+            self.reads.append(None)
+        return len(keys)
+
     @property
     def is_read(self) -> bool:
         """Whether all is in the host's memory, or is not to be had."""
@@ -52,10 +71,12 @@ class Shipment:
 
 @dataclass(slots=True, eq=False)
 class Arrival:
-    """Blocks of one prefix on their way to the device, and the states at their end."""
+    """Blocks of one prefix on their way to the device, and what else is needed at their end."""
 
-    blocks: Shipment
-    positions: range  # of the blocks
+    blocks: Shipment  # those that windows see at the end are behind those of the prefix
+    positions: range  # of the blocks of the prefix
+    target: BlockKey  # the key of the last block of the prefix, perhaps on the device
+    brings_windows: bool = False
     states: Shipment | None = None  # None: none, or they are on the device
     held: list[int] = field(default_factory=list)  # blocks before them, which must stay
     snapshot: Snapshot | None = None  # what must stay: see `states`
@@ -70,9 +91,9 @@ class Arrival:
         return [self.blocks] if self.states is None else [self.blocks, self.states]
 
     @property
-    def target(self) -> BlockKey:
-        """The key of the last block, or of the states alone."""
-        return self.blocks.keys[-1] if self.states is None else self.states.keys[0]
+    def is_whole(self) -> bool:
+        """Whether a part of it would come in vain."""
+        return self.brings_windows or self.states is not None or self.snapshot is not None
 
     @property
     def state_slot(self) -> int:
@@ -174,28 +195,39 @@ class CacheTiers:
         return count
 
     def fetch(
-        self, keys: Sequence[BlockKey], position: int, state_key: BlockKey | None = None
+        self,
+        keys: Sequence[BlockKey],
+        position: int,
+        target: BlockKey,
+        *,
+        with_states: bool = False,
+        window_keys: Sequence[BlockKey] = (),
     ) -> Arrival | None:
-        """Begins to bring blocks back that are found, and the states at their end.
+        """Begins to bring blocks back that are found, and what else is needed at their end.
 
         Args:
             keys: of consecutive blocks of a prefix.
             position: of the first of them.
-            state_key: of the states, if they are to come.
+            target: the key of the last block of the prefix.
+            with_states: whether the states at its end are to come.
+            window_keys: of the blocks that windows see there, if they are to come.
 
         Returns:
             The arrival, which needs to be given a place for each of its keys before `start`; None
             if nothing comes, for want of slots.
         """
-        states, stop = None, position + len(keys)
-        if state_key is not None:
+        blocks, stop = Shipment(self.blocks), position + len(keys)
+        blocks.hold(keys, position)
+        arrival = Arrival(blocks, range(position, position + len(blocks.keys)), target)
+        missing = len(keys) - len(blocks.keys)
+        if with_states:
             assert self.states is not None, "there are no states"
-            states = _hold(self.states, [state_key], stop)
-        blocks = _hold(self.blocks, keys, position)
-        count = len(blocks.keys)
-        is_whole = states is None or (count == len(keys) and bool(states.keys))
-        arrival = Arrival(blocks, range(position, position + count), states)
-        if not is_whole or not (count or states):
+            arrival.states = Shipment(self.states)
+            missing += 1 - arrival.states.hold([target], stop)
+        if window_keys:
+            arrival.brings_windows = True
+            missing += len(window_keys) - blocks.hold(window_keys, stop)
+        if (arrival.is_whole and missing) or not any(each.keys for each in arrival.shipments):
             self._release(arrival)
             return None
         for shipment in arrival.shipments:
@@ -293,14 +325,13 @@ class CacheTiers:
     def _restore(self, arrival: Arrival) -> None:
         """Begins copying what was found, from the first block on without a gap.
 
-        Blocks come in vain without the states at their end, and states without a block.
+        Blocks come in vain without what is needed at their end, and that without a block.
         """
         for shipment in arrival.shipments:
             assert len(shipment.places) == len(shipment.keys), "each has its place"
             there = [entry.is_there for entry in shipment.entries]
             shipment.num_valid = there.index(False) if False in there else len(there)
-        is_stateful = arrival.states is not None or arrival.snapshot is not None
-        if is_stateful and any(each.num_valid < len(each.keys) for each in arrival.shipments):
+        if arrival.is_whole and any(each.num_valid < len(each.keys) for each in arrival.shipments):
             for shipment in arrival.shipments:
                 shipment.num_valid = 0
         for shipment in arrival.shipments:
@@ -359,16 +390,3 @@ class CacheTiers:
                 entry.users += 1
                 writing = folder.write(pool.file_key(key), pool.memory[entry.slot], entry.position)
                 self._writes.append((pool, key, writing))
-
-
-def _hold(pool: TierPool, keys: Sequence[BlockKey], position: int) -> Shipment:
-    """Keeps entries in their slots, or takes slots for those in files, as far as there are any."""
-    shipment = Shipment(pool)
-    for place, key in enumerate(keys, position):
-        entry = pool.hold(key, place)
-        if entry is None:
-            break
-        shipment.keys.append(key)
-        shipment.entries.append(entry)
-        shipment.reads.append(None)
-    return shipment
