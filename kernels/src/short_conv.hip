@@ -2,32 +2,15 @@
 // next tokens need, the last inputs, is the sequence's state.
 #include "rf/act_output.h"
 #include "rf/recurrent.h"
+#include "rf/short_conv.h"
 
 namespace rf {
 
 inline constexpr int kConvThreads = 64;
 inline constexpr int kConvTokens = 8;  // of a block
-inline constexpr int kConvTaps = 4;    // at most
 static_assert(kConvTokens >= kConvTaps, "only the first tokens of a sequence look at its state");
 
 using Four = Vec<float, 4>;  // channels
-
-// The inputs of four channels of a sequence: those of earlier steps have negative numbers.
-struct ConvInput {
-  const float *x, *before;  // of the sequence's first token
-  int64_t stride;
-  const float* state;  // [width - 1, channels]; null = zeros
-  int kept, channels;
-
-  __device__ __forceinline__ Four operator()(int token) const {
-    if (token < 0) {
-      const int row = kept + token;
-      return state && row >= 0 ? Four(load16(state + row * channels)) : Four(0.0f);
-    }
-    const Four values = load16(x + token * stride);
-    return before ? values * load16(before + token * stride) : values;
-  }
-};
 
 }  // namespace rf
 
@@ -61,40 +44,22 @@ extern "C" __global__ __launch_bounds__(rf::kConvThreads) void rf_short_conv(
                             stride,  own.reads && inside ? state_in(own.slot) : nullptr,
                             kept,    channels};
 
-  Four taps[rf::kConvTaps];  // of the oldest input first
-#pragma unroll
-  for (int tap = 0; tap < rf::kConvTaps; ++tap) {
-    const int there = tap - (rf::kConvTaps - width);
-    for (int i = 0; i < 4; ++i) {
-      taps[tap][i] = there < 0 ? 0.0f : weight[static_cast<int64_t>(column + i) * width + there];
-    }
-  }
-  const Four offset = bias ? Four(rf::load16(bias + column)) : Four(0.0f);
+  const auto filter = rf::ConvFilter::of(weight, bias, column, width);
   const rf::ActOutput out{out_f32, out_f16, out_q, out_q_scale, out_q_lo_offset};
 
-  Four history[rf::kConvTaps - 1];
+  rf::ConvHistory history;
 #pragma unroll
   for (int i = 0; i < rf::kConvTaps - 1; ++i) {
     history[i] = input(begin - (rf::kConvTaps - 1) + i);
   }
   for (int token = begin; token < end; ++token) {
-    const Four current = input(token);
-    Four sum = offset + taps[rf::kConvTaps - 1] * current;
-#pragma unroll
-    for (int i = 0; i < rf::kConvTaps - 1; ++i) sum += taps[i] * history[i];
+    Four sum = filter(history, input(token));
     for (int i = 0; silu && i < 4; ++i) sum[i] = rf::silu(sum[i]);
     if (after) sum *= rf::load16(after + row + token * stride);
     out.store((own.first + token) * channels + column, sum, inside);
-    history[0] = history[1];
-    history[1] = history[2];
-    history[2] = current;
     const int64_t slot = own.writes[token];
     if (slot < 0 || !inside || (begin > 0 && token == own.tokens - 1)) continue;
-#pragma unroll
-    for (int i = 0; i < rf::kConvTaps - 1; ++i) {
-      const int there = i - (rf::kConvTaps - width);
-      if (there >= 0) rf::store16(state_in(slot) + there * channels, history[i]);
-    }
+    rf::keep(history, state_in(slot), channels, width);
   }
 
   // The block of the first tokens alone reads a state, so it also writes the last one, which may

@@ -40,6 +40,13 @@ struct RecurrentSequence {
   __device__ __forceinline__ int64_t last_slot() const { return writes[tokens - 1]; }
 };
 
+// a * b + c, rounded once: what is written so has the same bits in every kernel.
+template <int kCount>
+__device__ __forceinline__ Vec<float, kCount> fma(Vec<float, kCount> a, Vec<float, kCount> b,
+                                                  Vec<float, kCount> c) {
+  return __builtin_elementwise_fma(a, b, c);
+}
+
 __device__ __forceinline__ float sigmoid(float x) { return rcp(1.0f + exp(-x)); }
 __device__ __forceinline__ float silu(float x) { return x * sigmoid(x); }
 
