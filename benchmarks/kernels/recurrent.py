@@ -2,7 +2,8 @@
 
 Decodes are shown in GB/s of the states, read and written once each, and as a share of what a copy
 reaches; prefills in time a layer takes for all tokens. States rotate through more memory than
-caches hold.
+caches hold. `at once` is the launch that takes the place of the others in decodes, but for the norm
+of Mamba-2; a layer's time is that of the others.
 """
 
 from __future__ import annotations
@@ -247,6 +248,32 @@ class Bench:
                 stream=self.watch.stream,
             )
 
+        kinds = shape.key_heads if isinstance(shape, Delta) else shape.groups
+        arrived = device.upload(np.zeros(sequences * kinds, np.uint32))
+
+        def at_once(own: Slots) -> None:
+            if isinstance(shape, Delta):
+                device.enqueue(
+                    "rf_gated_delta_step",
+                    *(x, self.weight, gates, gates, self.decay, self.vector, z, self.norm_weight),
+                    *(*step, *own, kept, states, arrived, None, half, None, None, 0),
+                    *(shape.channels, shape.heads, shape.heads, shape.inner, shape.key_heads),
+                    *(shape.value_heads, shape.dim, shape.dim, _WIDTH, 1, _EPS),
+                    grid=(shape.value_heads, sequences),
+                    block=shape.dim * 4,
+                    stream=self.watch.stream,
+                )
+            else:
+                device.enqueue(
+                    "rf_mamba_step",
+                    *(x, self.weight, None, gates, self.decay, self.vector, self.vector),
+                    *(*step, *own, kept, states, arrived, out, shape.channels, shape.heads),
+                    *(shape.heads, shape.head_dim, shape.groups, shape.state_size, _WIDTH),
+                    grid=(shape.heads, sequences),
+                    block=shape.head_dim * 4,
+                    stream=self.watch.stream,
+                )
+
         state_bytes = 2 * 4 * shape.state * sequences
         moved = {
             "convolve": 4 * 2 * shape.channels * (rows + (_WIDTH - 1) * sequences),
@@ -255,6 +282,7 @@ class Bench:
             "solve": 4 * rows * shape.channels,
             "scores": 4 * rows * shape.channels,
             "chunks": 4 * rows * shape.inner * 2,
+            "at once": state_bytes + 4 * rows * (shape.channels + 2 * shape.inner),
         }
         total = 0.0
         launches = {"convolve": convolve, "recur": recur, "norm": norm}
@@ -262,9 +290,11 @@ class Bench:
             launches |= {"scores": mamba_scores, "chunks": walk_mamba}
         elif scratch:
             launches |= {"solve": solve, "chunks": walk}
+        if tokens == 1:
+            launches["at once"] = at_once
         for name, launch in launches.items():
             seconds = self._seconds(launch, slots)
-            if name != "recur" or not scratch:
+            if name != "at once" and (name != "recur" or not scratch):
                 total += seconds
             rate = moved[name] / seconds
             print(
@@ -273,7 +303,7 @@ class Bench:
                 flush=True,
             )
         print(f"  {sequences:3} x {tokens:4} a layer   {total * 1e6:9.1f} us", flush=True)
-        for array in (x, gates, convolved, out, z, half, states, kept, *scratch):
+        for array in (x, gates, convolved, out, z, half, states, kept, arrived, *scratch):
             array.free()
 
     def _seconds(self, launch: Callable[[Slots], None], slots: list[Slots]) -> float:

@@ -164,3 +164,17 @@ CHUNKED = {
     ),
     "other_slots": Batch.of(Part(65, 0, writes={64: 1}), Part(64, 0, writes={63: 2})),
 }
+# Of one token each, or none.
+DECODES = {
+    "one": Batch.of(Part(1, 0)),
+    "fresh": Batch.of(Part(1, 1, fresh=True)),
+    "decodes": Batch.of(
+        *(Part(1, 3), Part(1, 0), Part(1, 2, fresh=True), Part(1, NO_SLOT), Part(0, NO_SLOT))
+    ),
+    "some_are_taken": Batch.of(Part(1, 0), Part(1, 1), Part(1, 2), Part(1, 3), taken=(3, 1)),
+    # Two go on from one state, which stays; of the others, one is not kept.
+    "other_slots": Batch.of(
+        *(Part(1, 0, writes={0: 4}), Part(1, 0, writes={0: 5}), Part(1, 1, writes={})),
+        *(Part(1, NO_SLOT, fresh=True, writes={0: 3}), Part(1, 2)),
+    ),
+}

@@ -13,7 +13,7 @@ import numpy as np
 
 from rocmforge.backend.arrays import Float32Array, Int32Array, Int64Array
 from rocmforge.backend.step import NO_SLOT, StepInput
-from rocmforge.models.blocks import Embedding, Experts, Mamba
+from rocmforge.models.blocks import DeltaNet, Embedding, Experts, Mamba
 from rocmforge.models.config import ActivationFunction, ModelConfig, NormKind, alibi_slopes
 from rocmforge.models.forward.ops import AttentionSpec
 from rocmforge.models.layer_config import ExpertsConfig
@@ -371,35 +371,30 @@ class ReferenceOps:
 
         return _advance(step, self._states[layer][0], compute)
 
-    def convolution(self, step: Step, x: Float32Array, weight: Weight, layer: int) -> Float32Array:
-        def compute(rows: slice, state: Float32Array) -> tuple[Float32Array, Float32Array]:
-            return recurrent.convolve(x[rows], weight.values, state)
-
-        convolved = _advance(step, self._states[layer][0], compute)
-        return ops.activate(convolved, ActivationFunction.SILU)
-
-    def gated_delta(
+    def delta_net(
         self,
         step: Step,
         x: Float32Array,
-        gates: tuple[Float32Array, Float32Array],
-        decay: tuple[Weight, Weight],
+        gate: Float32Array,
+        rates: tuple[Float32Array, Float32Array],
+        delta: DeltaNet[Weight],
         layer: int,
     ) -> Float32Array:
-        config, (alpha, beta) = present(self._config.layers[layer].delta), gates
-        factor, bias = decay
+        config, (inputs, states) = present(self._config.layers[layer].delta), self._states[layer]
+        (alpha, beta), eps = rates, self._config.norm_eps
+
+        def convolve(rows: slice, state: Float32Array) -> tuple[Float32Array, Float32Array]:
+            return recurrent.convolve(x[rows], delta.filter.values, state)
+
+        mixed = ops.activate(_advance(step, inputs, convolve), ActivationFunction.SILU)
+        decay = delta.decay.values, delta.time_offset.values
 
         def compute(rows: slice, state: Float32Array) -> tuple[Float32Array, Float32Array]:
-            return recurrent.gated_delta(
-                x[rows],
-                (alpha[rows], beta[rows]),
-                (factor.values, bias.values),
-                state,
-                config,
-                self._config.norm_eps,
-            )
+            gates = alpha[rows], beta[rows]
+            return recurrent.gated_delta(mixed[rows], gates, decay, state, config, eps)
 
-        return _advance(step, self._states[layer][1], compute)
+        results = _advance(step, states, compute)
+        return recurrent.gated_norm(results, gate, delta.norm.values, eps)
 
     def mamba(self, step: Step, x: Float32Array, mamba: Mamba[Weight], layer: int) -> Float32Array:
         config, (inputs, states) = present(self._config.layers[layer].mamba), self._states[layer]
@@ -425,9 +420,6 @@ class ReferenceOps:
             config.num_groups,
             config.norm_eps,
         )
-
-    def gated_norm(self, x: Float32Array, gate: Float32Array, weight: Weight) -> Float32Array:
-        return recurrent.gated_norm(x, gate, weight.values, self._config.norm_eps)
 
     def sigmoid_gate(self, x: Float32Array, gate: Float32Array) -> Float32Array:
         return x * ops.sigmoid(gate)

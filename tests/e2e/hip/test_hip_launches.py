@@ -18,6 +18,7 @@ from tests.data.models.tiny_models import PROMPT, by_name
 from tests.support.hip import fitting, quantized, write_quantized
 from tests.support.options import SMALL
 from tests.support.runners import load_hip
+from tests.support.states import with_layers, write
 
 OPTIONS = replace(SMALL, max_sequences=4, graphs="off", activation_bits="8")
 MIX = {"attn_v": "q6_k", "_exps": "q5_0", "ffn_down": "q6_k", "ffn_gate_inp": "f32"}
@@ -112,11 +113,18 @@ def launches_of(
     counts: tuple[int, ...] = (1, 2, 4),
 ) -> dict[str, int]:
     """What this layer adds to each way to take a step of one token; all give the same bits."""
-    one, two = (runner_of(stack, folder, name, layers) for layers in (layer, layer + 1))
+    runners = [runner_of(stack, folder, name, layers) for layers in (layer, layer + 1)]
+    return added(runners, variants, counts)
+
+
+def added(
+    runners: list[HipRunner], variants: tuple[str, ...], counts: tuple[int, ...]
+) -> dict[str, int]:
+    """What the second model takes beyond the first; all variants give the same bits."""
     launches, bits = {}, {}
     for variant in variants:
         found = []
-        for runner in (one, two):
+        for runner in runners:
             runner.variants = StepVariants.always(variant)
             outputs = results(runner, counts)
             found.append([output.cost.launches for output in outputs if output.cost is not None])
@@ -133,6 +141,40 @@ def launches_of(
         ]
     assert all(each == bits["plain"] for each in bits.values())
     return launches
+
+
+LINEAR, FULL = "linear_attention", "full_attention"
+
+
+@pytest.mark.parametrize(
+    ("name", "kinds", "expected"),
+    [
+        ("qwen35", (LINEAR, LINEAR, LINEAR, FULL, LINEAR), (10, 8, 7, 5, 5, 7)),
+        ("qwen35moe", (LINEAR, FULL, LINEAR), (9, 7, 7, 7, 6, 8)),
+        # A group of Mamba-2 is normed by a launch of its own, as it has several heads.
+        ("granitehybrid-dense", (LINEAR, FULL, LINEAR, LINEAR), (10, 9, 8, 6, 6, 7)),
+        ("granitehybrid", (LINEAR, FULL, LINEAR), (12, 11, 10, 10, 10, 11)),
+        # Parts that others put into one layer are layers here.
+        ("nemotron_h", (LINEAR, "mlp", FULL, LINEAR), (6, 5, 5, 4, 4, 5)),
+        ("nemotron_h", (LINEAR, "mlp", FULL, "mlp"), (4, 4, 4, 3, 4, 4)),
+        ("lfm2", ("conv", FULL, "conv", FULL, "conv"), (8, 8, 7, 5, 5, 5)),
+    ],
+)
+def test_launches_of_a_layer_with_states(
+    stack: ExitStack, tmp_path: Path, name: str, kinds: tuple[str, ...], expected: tuple[int, ...]
+) -> None:
+    """Of one token, in the order of `VARIANTS`."""
+    model = by_name(name)
+    runners = [
+        load_hip(
+            stack,
+            write(with_layers(model, kinds[:count]), tmp_path, "q8_0", of_experts=True),
+            OPTIONS,
+        )
+        for count in (len(kinds) - 1, len(kinds))
+    ]
+    found = added(runners, tuple(VARIANTS), (1,))
+    assert found == dict(zip(VARIANTS, expected, strict=True))
 
 
 def test_layers_with_experts_give_the_same_bits(stack: ExitStack, tmp_path: Path) -> None:

@@ -8,47 +8,27 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from gguf.constants import GGMLQuantizationType
-from gguf.quants import quantize
 
 from rocmforge.engine.ipc.params import SamplingParams
 from rocmforge.errors import ConfigurationError, UnsupportedArchitecture
 from tests.backend.driving import Chunk, Driver, Want
-from tests.data.models.model_files import gguf_metadata, gguf_tensors, write_model
+from tests.data.models.model_files import write_model
 from tests.data.models.tiny_folders import write_folder
-from tests.data.models.tiny_mamba import MAMBA_CLASSES, larger_mamba
+from tests.data.models.tiny_mamba import larger_mamba
 from tests.data.models.tiny_model import TinyModel
 from tests.data.models.tiny_models import PROMPT, by_name
 from tests.data.models.tiny_recurrent import LONG_PROMPT, larger_delta, larger_liquid
 from tests.support.conversations import talk
-from tests.support.gguf_writer import Stored, write_gguf
 from tests.support.host_platform import HostPlatform
 from tests.support.options import SMALL
 from tests.support.runners import load_hip, load_reference
 from tests.support.spans import answers
+from tests.support.states import larger, write
 
 FLOAT_TOLERANCE = 0.03  # halves in the cache and in prefills
 INT8_TOLERANCE = 0.08  # 8-bit activations too
 GREEDY = SamplingParams(max_tokens=24, temperature=0, ignore_eos=True)
 PROMPTS = (PROMPT[:34], PROMPT[7:9], PROMPT[20:39], PROMPT[:1], PROMPT[:37])
-
-
-def write(model: TinyModel, folder: Path, stored: str) -> Path:
-    """Writes the model with its matrices as Q8_0, if they are to be."""
-    tensors = gguf_tensors(model)
-    for name, values in tensors.items() if stored else ():
-        is_matrix = values.ndim == 2 and values.shape[1] % 32 == 0
-        if is_matrix and not name.endswith(("ssm_norm.weight", "inp.weight")):
-            kind = GGMLQuantizationType.Q8_0
-            tensors[name] = Stored(quantize(values, kind), kind)
-    return write_gguf(folder / f"{model.name}.gguf", gguf_metadata(model), tensors)
-
-
-def larger(model: TinyModel) -> TinyModel:
-    """The model in sizes that there are kernels for."""
-    if model.hf_class in MAMBA_CLASSES:
-        return larger_mamba(model)
-    return larger_liquid(model) if model.name.startswith("lfm2") else larger_delta(model)
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from tests.data.models.tiny_recurrent import larger_delta
 from tests.support.hip import fitting
 from tests.support.options import SMALL
 from tests.support.runners import load_hip
+from tests.support.states import larger, write
 
 AUTO = replace(SMALL, max_sequences=2, decode_variant="auto")
 WANTS = (Want(num_logprobs=0),)
@@ -85,6 +86,16 @@ def test_variants_give_the_same_bits(
 ) -> None:
     path = write_model(fitting(by_name(name)), tmp_path)
     runner = load_hip(stack, path, replace(AUTO, kv_dtype=kv_dtype))
+    plain, *others = (decodes(runner, variant) for variant in VARIANTS)
+    assert others == [plain] * len(others)
+
+
+@pytest.mark.parametrize("name", ["qwen35", "granitehybrid-dense", "nemotron_h", "lfm2"])
+def test_variants_give_the_same_bits_with_states(
+    stack: ExitStack, tmp_path: Path, name: str
+) -> None:
+    path = write(larger(by_name(name)), tmp_path, "q8_0")
+    runner = load_hip(stack, path, replace(AUTO, activation_bits="8"))
     plain, *others = (decodes(runner, variant) for variant in VARIANTS)
     assert others == [plain] * len(others)
 

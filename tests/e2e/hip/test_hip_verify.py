@@ -152,6 +152,8 @@ PLANTED = (
     ("mamba in chunks", "rf_mamba_scores"),
     ("mamba in chunks", "rf_mamba_chunks"),
     ("gated_norm", "rf_gated_norm"),
+    ("delta_net at once", "rf_gated_delta_step"),
+    ("mamba at once", "rf_mamba_step"),
 )
 
 
@@ -285,6 +287,8 @@ def test_norms_before_rope_fail_the_check_of_those_behind_it(
         ("mamba", "rf_mamba"),
         ("gated_delta in chunks", "rf_gated_delta_chunks"),
         ("mamba in chunks", "rf_mamba_chunks"),
+        ("delta_net at once", "rf_gated_delta_step"),
+        ("mamba at once", "rf_mamba_step"),
     ],
 )
 @pytest.mark.parametrize("name", ["state", "reads", "writes"])

@@ -20,7 +20,10 @@ from kernels.targets import Platform, Target, select
 
 pytestmark = [pytest.mark.late, pytest.mark.timeout(900)]
 
-ARRIVING = ("attention_decode", "attention_teams", "norm_route")
+ARRIVING = (
+    *("attention_decode", "attention_teams", "norm_route"),
+    *("gated_delta_step", "mamba_step"),
+)
 """Sources whose kernels count arrivals."""
 FAULTY = ROOT / "tests/platform/faulty"
 ARRIVAL = re.compile(r"global_atomic_add.* (glc|sc0|th:TH_ATOMIC_RETURN)\b")
@@ -41,7 +44,9 @@ def release_of(target: Target) -> tuple[str, ...]:
         return r"buffer_wbl2 sc1", r"s_waitcnt .*vmcnt\(0\)"
     if target.wave == 64:
         return (r"s_waitcnt .*vmcnt\(0\)",)
-    return (r"s_wait_storecnt 0x0" if is_rdna4(target) else r"s_waitcnt_vscnt null, 0x0",)
+    if is_rdna4(target):  # of stores alone, or of LDS, too
+        return (r"s_wait_storecnt(_dscnt)? 0x0",)
+    return (r"s_waitcnt_vscnt null, 0x0",)
 
 
 def acquire_of(target: Target) -> tuple[str, ...]:

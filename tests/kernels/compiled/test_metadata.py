@@ -106,6 +106,6 @@ def test_inner_loops_load_sixteen_bytes_at_a_time(target: Target) -> None:
     inner = rf"({products}|attention_decode|attention_prefill_f16|attention_full)_.*\d|lora_.*"
     rows = r"(add_(shared_)?)?(layer|rms)_norm|gated_norm|gelu_(tanh_|quick_)?half|rope_half"
     rows += r"|sum_rows|embed_(add|between)_.*"
-    states = r"short_conv|gated_delta(_solve|_chunks)?|mamba(_scores|_chunks)?"
+    states = r"short_conv|gated_delta(_step|_solve|_chunks)?|mamba(_step|_scores|_chunks)?"
     for report in named(target, rf"rf_({inner}|{rows}|{states})"):
         assert report.instructions["load16"] > 0, report.kernel

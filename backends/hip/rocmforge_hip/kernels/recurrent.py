@@ -58,6 +58,36 @@ def rf_gated_delta(
     """Applies the gated delta rule token by token."""
 
 
+def rf_gated_delta_step(
+    *,
+    x: Pointer,
+    filter: Pointer,
+    alpha: Pointer,
+    beta: Pointer,
+    decay: Pointer,
+    dt_bias: Pointer,
+    z: Pointer,
+    norm: Pointer,
+    batch: Sequences,
+    inputs: Pointer,
+    state: Pointer,
+    arrived: Pointer,
+    out: Forms,
+    x_stride: I64,
+    alpha_stride: I64,
+    beta_stride: I64,
+    z_stride: I64,
+    key_heads: I32,
+    value_heads: I32,
+    key_dim: I32,
+    value_dim: I32,
+    width: I32,
+    tiled_heads: I32,
+    eps: F32,
+) -> None:
+    """Convolves, applies the gated delta rule and norms, for one token of each sequence."""
+
+
 def rf_gated_delta_solve(
     *,
     qkv: Pointer,
@@ -144,6 +174,31 @@ def rf_mamba(
     state_size: I32,
 ) -> None:
     """Applies Mamba-2's recurrence token by token."""
+
+
+def rf_mamba_step(
+    *,
+    x: Pointer,
+    filter: Pointer,
+    filter_bias: Pointer | None,
+    dt: Pointer,
+    a: Pointer,
+    d: Pointer,
+    dt_bias: Pointer,
+    batch: Sequences,
+    inputs: Pointer,
+    state: Pointer,
+    arrived: Pointer,
+    out: Pointer,
+    x_stride: I64,
+    dt_stride: I64,
+    heads: I32,
+    head_dim: I32,
+    groups: I32,
+    state_size: I32,
+    width: I32,
+) -> None:
+    """Convolves and applies Mamba-2's recurrence, for one token of each sequence."""
 
 
 def rf_gated_norm(

@@ -180,6 +180,7 @@ def _of_delta_rule(config: ModelConfig, limits: StepLimits) -> DeltaArrays[Array
     return DeltaArrays(
         convolved=spec((limits.tokens, rule.mixed_features), "f4"),
         results=spec((limits.tokens, rule.value_features), "f4"),
+        arrived=spec((limits.sequences * rule.num_key_heads,), "u4"),
         scratch=DeltaScratch.plan(DeltaHeads.of(rule), limits.tokens, limits.sequences),
     )
 
@@ -192,6 +193,7 @@ def _of_mamba(config: ModelConfig, limits: StepLimits) -> MambaArrays[ArraySpec]
     return MambaArrays(
         convolved=spec((limits.tokens, mamba.mixed_features), "f4"),
         results=spec((limits.tokens, mamba.inner_features), "f4"),
+        arrived=spec((limits.sequences * mamba.num_groups,), "u4"),
         scratch=MambaScratch.plan(MambaHeads.of(mamba), limits.tokens, limits.sequences),
     )
 

@@ -151,6 +151,7 @@ class DeltaArrays(Generic[X]):
 
     convolved: X  # float32 [T, mixed_features]
     results: X  # float32 [T, num_value_heads * value_dim], not normed
+    arrived: X  # uint32 [B, num_key_heads], zeros between launches: kernels/include/rf/last_block.h
     scratch: DeltaScratch[X] | None  # None: no heads are computed in chunks
 
 
@@ -160,6 +161,7 @@ class MambaArrays(Generic[X]):
 
     convolved: X  # float32 [T, mixed_features]
     results: X  # float32 [T, inner_features], not normed
+    arrived: X  # uint32 [B, num_groups], as in `DeltaArrays`
     scratch: MambaScratch[X] | None  # None: no heads are computed in chunks
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
-from rocmforge.models.blocks import Embedding, Experts, Mamba
+from rocmforge.models.blocks import DeltaNet, Embedding, Experts, Mamba
 from rocmforge.models.config import ActivationFunction, ModelConfig
 from rocmforge.models.families import FAMILIES
 from rocmforge.models.forward.ops import AttentionSpec
@@ -551,32 +551,23 @@ class HipOps:
         assert self._recurrent is not None
         return self._recurrent.short_convolution(step, x, weight, layer)
 
-    def convolution(
-        self, step: DeviceStep, x: Activation, weight: Weight, layer: int
-    ) -> Activation:
-        assert self._recurrent is not None
-        return self._recurrent.convolution(step, x, weight, layer)
-
-    def gated_delta(
+    def delta_net(
         self,
         step: DeviceStep,
         x: Activation,
-        gates: tuple[Activation, Activation],
-        decay: tuple[Weight, Weight],
+        gate: Activation,
+        rates: tuple[Activation, Activation],
+        delta: DeltaNet[Weight],
         layer: int,
     ) -> Activation:
         assert self._recurrent is not None
-        return self._recurrent.gated_delta(step, x, gates, decay, layer)
+        return self._recurrent.delta_net(step, x, gate, rates, delta, layer)
 
     def mamba(
         self, step: DeviceStep, x: Activation, mamba: Mamba[Weight], layer: int
     ) -> Activation:
         assert self._recurrent is not None
         return self._recurrent.mamba(step, x, mamba, layer)
-
-    def gated_norm(self, x: Activation, gate: Activation, weight: Weight) -> Activation:
-        assert self._recurrent is not None
-        return self._recurrent.gated_norm(x, gate, weight)
 
     def sigmoid_gate(self, x: Activation, gate: Activation) -> Activation:
         """Works in place."""

@@ -41,7 +41,9 @@ Run = Callable[[slice, Float64], tuple[Float64, Float64]]
 
 
 @dataclass(frozen=True, slots=True)
-class _Sequence:
+class SequenceCase:
+    """The new tokens of one sequence, and where its states are."""
+
     tokens: int
     slot: int  # of the state before them
     is_fresh: bool
@@ -54,13 +56,17 @@ class _Sequence:
 
 
 # Their slots hold NaN where nothing is to be read. The last one is padding.
-_DECODES: Final = (_Sequence(1, 2, False), _Sequence(1, 0, True), _Sequence(1, -1, False))
-_PREFILLS: Final = (_Sequence(9, 1, False), _Sequence(70, 3, True), _Sequence(1, 0, False))
-_LONG: Final = (_Sequence(64, 0, False), _Sequence(65, -1, False), _Sequence(135, 2, False))
+DECODES: Final = (SequenceCase(1, 2, False), SequenceCase(1, 0, True), SequenceCase(1, -1, False))
+_PREFILLS: Final = (SequenceCase(9, 1, False), SequenceCase(70, 3, True), SequenceCase(1, 0, False))
+_LONG: Final = (
+    SequenceCase(64, 0, False),
+    SequenceCase(65, -1, False),
+    SequenceCase(135, 2, False),
+)
 # Two of one state, which stays, and states between tokens.
 _KEPT: Final = (
-    *(_Sequence(1, 1, False, ((0, 2),)), _Sequence(3, 1, False, ((0, 4), (1, 5), (2, 6)))),
-    *(_Sequence(11, 0, False, ((1, 7), (8, 8), (10, 0))), _Sequence(2, -1, True, ((1, 3),))),
+    *(SequenceCase(1, 1, False, ((0, 2),)), SequenceCase(3, 1, False, ((0, 4), (1, 5), (2, 6)))),
+    *(SequenceCase(11, 0, False, ((1, 7), (8, 8), (10, 0))), SequenceCase(2, -1, True, ((1, 3),))),
 )
 _SLOTS: Final = 10  # the last one is nobody's, so that a slot too far is still within the array
 
@@ -68,7 +74,7 @@ _SLOTS: Final = 10  # the last one is nobody's, so that a slot too far is still 
 def groups() -> Iterator[Group]:
     """Yields decodes and prefills of each kernel."""
     cases = []
-    steps = (("decodes", _DECODES), ("prefills", _PREFILLS), ("states between tokens", _KEPT))
+    steps = (("decodes", DECODES), ("prefills", _PREFILLS), ("states between tokens", _KEPT))
     for name, sequences in steps:
         cases += [
             Case("convolve", f"{name}, gated", _SUMS, partial(_convolve, sequences, gated=True)),
@@ -89,7 +95,8 @@ def groups() -> Iterator[Group]:
     yield Group(Recipe(), tuple(cases))
 
 
-def _array(bench: Workbench, values: npt.NDArray[Any]) -> DeviceArray:
+def array_of(bench: Workbench, values: npt.NDArray[Any]) -> DeviceArray:
+    """Returns a new array with these values."""
     there = bench.device.memory.device(spec(values.shape, values.dtype), "an input").array
     return bench.put(values, there)
 
@@ -105,18 +112,21 @@ def _there(
     )
 
 
-def _activation(bench: Workbench, values: Float32) -> Activation:
+def activation(bench: Workbench, values: Float32) -> Activation:
+    """Returns a new activation in float32 alone."""
     rows, features = values.shape
-    return Activation(Forms(), rows, features, f32=_array(bench, values))
+    return Activation(Forms(), rows, features, f32=array_of(bench, values))
 
 
-def _columns(x: Activation, first: int, end: int) -> Activation:
+def columns_of(x: Activation, first: int, end: int) -> Activation:
+    """Returns columns of it in their place."""
     assert x.f32 is not None
     f32 = x.f32.columns(first, end)
     return Activation(Forms(), x.rows, end - first, f32=f32, stride=x.features)
 
 
-def _batch(bench: Workbench, sequences: Sequence[_Sequence]) -> RecurrentBatch:
+def batch_of(bench: Workbench, sequences: Sequence[SequenceCase]) -> RecurrentBatch:
+    """Returns all sequences, for one launch."""
     tokens = [each.tokens for each in sequences]
     contexts = [each.tokens + (0 if each.is_fresh else 3) for each in sequences]
     starts = [sum(tokens[:count]) for count in range(len(tokens) + 1)]
@@ -127,7 +137,7 @@ def _batch(bench: Workbench, sequences: Sequence[_Sequence]) -> RecurrentBatch:
             writes[start + token] = slot
 
     def ints(values: Sequence[int]) -> DeviceArray:
-        return _array(bench, np.array(values, np.int32))
+        return array_of(bench, np.array(values, np.int32))
 
     return RecurrentBatch(
         sequences=ints(range(len(tokens))),
@@ -140,7 +150,8 @@ def _batch(bench: Workbench, sequences: Sequence[_Sequence]) -> RecurrentBatch:
     )
 
 
-def _states(sequences: Sequence[_Sequence], shape: Sequence[int]) -> Float32:
+def states_of(sequences: Sequence[SequenceCase], shape: Sequence[int]) -> Float32:
+    """Returns states of all slots, with NaN where nothing is to be read."""
     states = random_values(_SLOTS, int(np.prod(shape))).reshape(_SLOTS, *shape)
     read = {each.slot for each in sequences if not each.is_fresh}
     for slot in set(range(_SLOTS)) - read:
@@ -150,7 +161,7 @@ def _states(sequences: Sequence[_Sequence], shape: Sequence[int]) -> Float32:
 
 def _compare(
     bench: Workbench,
-    sequences: Sequence[_Sequence],
+    sequences: Sequence[SequenceCase],
     before: Float32,
     after: DeviceArray,
     out: DeviceArray,
@@ -176,19 +187,19 @@ def _compare(
     return worst if is_same else float("inf")
 
 
-def _convolve(sequences: Sequence[_Sequence], bench: Workbench, *, gated: bool) -> float:
+def _convolve(sequences: Sequence[SequenceCase], bench: Workbench, *, gated: bool) -> float:
     rows = sum(each.tokens for each in sequences)
     values = random_values(rows, 3 * _CHANNELS)
     weight, bias = random_values(_CHANNELS, _WIDTH), random_values(1, _CHANNELS)[0]
-    states = _states(sequences, (_WIDTH - 1, _CHANNELS))
-    there, whole = _array(bench, states), _activation(bench, values)
-    parts = [_columns(whole, i * _CHANNELS, (i + 1) * _CHANNELS) for i in range(3)]
-    out = _activation(bench, random_values(rows, _CHANNELS))
+    states = states_of(sequences, (_WIDTH - 1, _CHANNELS))
+    there, whole = array_of(bench, states), activation(bench, values)
+    parts = [columns_of(whole, i * _CHANNELS, (i + 1) * _CHANNELS) for i in range(3)]
+    out = activation(bench, random_values(rows, _CHANNELS))
     RecurrentKernels(bench.device.library).convolve(
-        _batch(bench, sequences),
+        batch_of(bench, sequences),
         parts[0],
-        _array(bench, weight),
-        None if gated else _array(bench, bias),
+        array_of(bench, weight),
+        None if gated else array_of(bench, bias),
         state=there,
         out=out,
         before=parts[1] if gated else None,
@@ -209,7 +220,7 @@ def _convolve(sequences: Sequence[_Sequence], bench: Workbench, *, gated: bool) 
 
 
 def _gated_delta(
-    sequences: Sequence[_Sequence], bench: Workbench, *, in_chunks: bool = False
+    sequences: Sequence[SequenceCase], bench: Workbench, *, in_chunks: bool = False
 ) -> float:
     heads, rows = _DELTA, sum(each.tokens for each in sequences)
     planned = DeltaScratch.plan(heads, rows, len(sequences)) if in_chunks else None
@@ -217,17 +228,17 @@ def _gated_delta(
     columns = 2 * of_keys + heads.value_heads * heads.value_dim
     values, gates = random_values(rows, columns), random_values(rows, 2 * heads.value_heads)
     decay, dt_bias = -np.exp(random_values(2, heads.value_heads))
-    states = _states(sequences, (heads.value_heads, heads.key_dim, heads.value_dim))
-    there, both = _array(bench, states), _activation(bench, gates)
-    out = _array(bench, random_values(rows, heads.value_heads * heads.value_dim))
+    states = states_of(sequences, (heads.value_heads, heads.key_dim, heads.value_dim))
+    there, both = array_of(bench, states), activation(bench, gates)
+    out = array_of(bench, random_values(rows, heads.value_heads * heads.value_dim))
     RecurrentKernels(bench.device.library).gated_delta(
-        _batch(bench, sequences),
+        batch_of(bench, sequences),
         heads,
-        qkv=_activation(bench, values),
-        alpha=_columns(both, 0, heads.value_heads),
-        beta=_columns(both, heads.value_heads, 2 * heads.value_heads),
-        decay=_array(bench, decay),
-        dt_bias=_array(bench, dt_bias),
+        qkv=activation(bench, values),
+        alpha=columns_of(both, 0, heads.value_heads),
+        beta=columns_of(both, heads.value_heads, 2 * heads.value_heads),
+        decay=array_of(bench, decay),
+        dt_bias=array_of(bench, dt_bias),
         state=there,
         out=out,
         eps=_EPS,
@@ -258,23 +269,25 @@ def _unit(x: Float64) -> Float64:
     return unit
 
 
-def _mamba(sequences: Sequence[_Sequence], bench: Workbench, *, in_chunks: bool = False) -> float:
+def _mamba(
+    sequences: Sequence[SequenceCase], bench: Workbench, *, in_chunks: bool = False
+) -> float:
     heads, rows = _MAMBA, sum(each.tokens for each in sequences)
     planned = MambaScratch.plan(heads, rows, len(sequences)) if in_chunks else None
     inner, of_state = heads.heads * heads.head_dim, heads.groups * heads.state_size
     values, steps = random_values(rows, inner + 2 * of_state), random_values(rows, heads.heads)
     a, dt_bias = -np.exp(random_values(2, heads.heads))
     d = random_values(1, heads.heads)[0]
-    states = _states(sequences, (heads.heads, heads.head_dim, heads.state_size))
-    there, out = _array(bench, states), _array(bench, random_values(rows, inner))
+    states = states_of(sequences, (heads.heads, heads.head_dim, heads.state_size))
+    there, out = array_of(bench, states), array_of(bench, random_values(rows, inner))
     RecurrentKernels(bench.device.library).mamba(
-        _batch(bench, sequences),
+        batch_of(bench, sequences),
         heads,
-        x_bc=_activation(bench, values),
-        dt=_activation(bench, steps),
-        a=_array(bench, a),
-        d=_array(bench, d),
-        dt_bias=_array(bench, dt_bias),
+        x_bc=activation(bench, values),
+        dt=activation(bench, steps),
+        a=array_of(bench, a),
+        d=array_of(bench, d),
+        dt_bias=array_of(bench, dt_bias),
         state=there,
         out=out,
         scratch=_there(bench, planned),
@@ -300,9 +313,9 @@ def _gated_norm(bench: Workbench, *, groups: int, gate_first: bool) -> float:
     rows, dim = 5, 160
     x, z = random_values(rows, groups * dim), random_values(rows, groups * dim)
     weight = random_values(1, groups * dim if gate_first else dim)[0]
-    out = _activation(bench, random_values(rows, groups * dim))
+    out = activation(bench, random_values(rows, groups * dim))
     RecurrentKernels(bench.device.library).gated_norm(
-        *(_array(bench, x), _activation(bench, z), _array(bench, weight), groups, out, _EPS),
+        *(array_of(bench, x), activation(bench, z), array_of(bench, weight), groups, out, _EPS),
         gate_first=gate_first,
     )
     gate = (z / (1 + np.exp(-z.astype(np.float64)))).reshape(rows, groups, dim)

@@ -23,6 +23,7 @@ from rocmforge_hip.verify import (
     latent,
     matrices,
     recurrent,
+    recurrent_decodes,
     rows,
     sampling,
 )
@@ -57,7 +58,7 @@ def all_groups() -> Iterator[Group]:
     """Yields everything there is to check."""
     for module in (
         *(rows, matrices, adapters, experts),
-        *(cached_attention, full_attention, latent, recurrent, sampling),
+        *(cached_attention, full_attention, latent, recurrent, recurrent_decodes, sampling),
     ):
         yield from module.groups()
 

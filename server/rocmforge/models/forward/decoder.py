@@ -247,7 +247,7 @@ def _latent_attention(
 def _short_convolution(
     convolution: ShortConvolution[W], ops: Ops[A, W, S], step: S, x: A, layer: int
 ) -> A:
-    x = ops.linear(step, x, convolution.input, None)
+    (x,) = ops.qkv(step, x, (convolution.input,), (None,))
     x = ops.short_convolution(step, x, convolution.filter, layer)
     return ops.linear(step, x, convolution.output, None)
 
@@ -255,13 +255,12 @@ def _short_convolution(
 def _delta_net(delta: DeltaNet[W], ops: Ops[A, W, S], step: S, x: A, layer: int) -> A:
     weights = delta.mixed, delta.gate, delta.alpha, delta.beta
     mixed, gate, alpha, beta = ops.qkv(step, x, weights, (None,) * 4)
-    mixed = ops.convolution(step, mixed, delta.filter, layer)
-    y = ops.gated_delta(step, mixed, (alpha, beta), (delta.decay, delta.time_offset), layer)
-    return ops.linear(step, ops.gated_norm(y, gate, delta.norm), delta.output, None)
+    y = ops.delta_net(step, mixed, gate, (alpha, beta), delta, layer)
+    return ops.linear(step, y, delta.output, None)
 
 
 def _mamba(mamba: Mamba[W], ops: Ops[A, W, S], step: S, x: A, layer: int) -> A:
-    x = ops.linear(step, x, mamba.input, None)
+    (x,) = ops.qkv(step, x, (mamba.input,), (None,))
     return ops.linear(step, ops.mamba(step, x, mamba, layer), mamba.output, None)
 
 

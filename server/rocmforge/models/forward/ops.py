@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from rocmforge.models.blocks import Embedding, Experts, Mamba
+from rocmforge.models.blocks import DeltaNet, Embedding, Experts, Mamba
 from rocmforge.models.config import ActivationFunction, ModelConfig
 from rocmforge.models.layer_config import ExpertsConfig
 
@@ -164,12 +164,13 @@ class Ops(Protocol[A, W, S]):
     ) -> tuple[A, ...]:
         """Returns queries, keys, values and gates: x @ weight.T + bias, [T, out_features] each.
 
-        Asked for together, so that a backend may multiply with all of them at once.
+        Asked for together, so that a backend may multiply with all of them at once. A layer with
+        states asks so for what it begins with, too, which may be one product.
 
         Args:
             step: As for `linear`.
             x: [T, in_features].
-            weights: Of one `Fusion.QKV`, [out_features, in_features] each.
+            weights: Of one `Fusion.QKV`, or one alone, [out_features, in_features] each.
             biases: Theirs, [out_features] or None each.
         """
         ...
@@ -436,23 +437,25 @@ class Ops(Protocol[A, W, S]):
         """
         ...
 
-    def convolution(self, step: S, x: A, weight: W, layer: int) -> A:
-        """Returns SiLU of a convolution as in `short_convolution`, of all of x: [T, channels]."""
-        ...
+    def delta_net(
+        self, step: S, x: A, gate: A, rates: tuple[A, A], delta: DeltaNet[W], layer: int
+    ) -> A:
+        """Returns the results of all heads of Gated DeltaNet, normed: [T, value_features].
 
-    def gated_delta(self, step: S, x: A, gates: tuple[A, A], decay: tuple[W, W], layer: int) -> A:
-        """Returns the results of Gated DeltaNet: [T, num_value_heads * value_dim].
-
-        With a head's state S of [key_dim, value_dim], query and key of length 1 and the query
-        divided by sqrt(key_dim), a token does S *= exp(decay * softplus(alpha + bias)), then
+        What is convolved of the input, as in `short_convolution`, goes through SiLU, and makes
+        queries, keys and values. With a head's state S of [key_dim, value_dim], query and key of
+        length 1 and the query divided by sqrt(key_dim), a token does
+        S *= exp(decay * softplus(alpha + time_offset)), then
         S += key x (sigmoid(beta) * (value - S.T @ key)), and results in S.T @ query. What divides a
-        query or key is sqrt(sum of squares + `ModelConfig.norm_eps`).
+        query or key is sqrt(sum of squares + `ModelConfig.norm_eps`). Results are normed, each
+        head's by root mean square, and multiplied with SiLU(gate).
 
         Args:
             step: Says where the states of its sequences are.
-            x: [T, mixed_features], queries, keys and values.
-            gates: alpha and beta, [T, num_value_heads] each.
-            decay: The factor and the bias, [num_value_heads] each.
+            x: [T, mixed_features], queries, keys and values, not convolved.
+            gate: [T, value_features].
+            rates: alpha and beta, [T, num_value_heads] each.
+            delta: The other weights.
             layer: Its index, and that of its states.
         """
         ...
@@ -471,16 +474,6 @@ class Ops(Protocol[A, W, S]):
             x: [T, input_features], product with `mamba.input`.
             mamba: The other weights.
             layer: Its index, and that of its states.
-        """
-        ...
-
-    def gated_norm(self, x: A, gate: A, weight: W) -> A:
-        """Returns the norm of each head by root mean square, times SiLU(gate).
-
-        Args:
-            x: [T, heads * dim].
-            gate: Of the same shape.
-            weight: [dim].
         """
         ...
 

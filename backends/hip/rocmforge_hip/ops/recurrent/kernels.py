@@ -26,8 +26,8 @@ _ELEMENTS: Final = 4  # of a thread
 CHANNEL_MULTIPLE: Final = _ELEMENTS
 MAX_WIDTH: Final = 4  # of a filter
 MAX_STATE_DIM: Final = 128  # of a state, over which a block sums
-_STATE_THREADS: Final = 128
-_STATE_COLUMNS: Final = 32  # of a block: values of the delta rule, elements of a head of Mamba
+STATE_THREADS: Final = 128
+STATE_COLUMNS: Final = 32  # of a block: values of the delta rule, elements of a head of Mamba
 _CHUNK_WAVES: Final = 4
 _LEAST_CHUNKED: Final = MAX_KEPT_STATES + 1  # tokens, below which one after the other is faster
 _NORM_STEPS: Final = 4
@@ -84,7 +84,7 @@ class RecurrentKernels:
         assert state.shape[1:] == (width - 1, channels)
         assert channels == x.features == out.features
         for gate in (before, after):
-            assert gate is None or _stride(gate) == _stride(x)
+            assert gate is None or stride_of(gate) == stride_of(x)
         self._conv.launch(
             (
                 ceil_div(channels, _ELEMENTS * _CONV_THREADS),
@@ -100,7 +100,7 @@ class RecurrentKernels:
             batch=batch,
             state=state,
             out=out,
-            stride=_stride(x),
+            stride=stride_of(x),
             channels=channels,
             width=width,
             silu=int(silu),
@@ -150,9 +150,9 @@ class RecurrentKernels:
                 dt_bias=dt_bias,
                 batch=batch,
                 chunks=scratch,
-                qkv_stride=_stride(qkv),
-                alpha_stride=_stride(alpha),
-                beta_stride=_stride(beta),
+                qkv_stride=stride_of(qkv),
+                alpha_stride=stride_of(alpha),
+                beta_stride=stride_of(beta),
                 key_heads=heads.key_heads,
                 value_heads=heads.value_heads,
                 tiled_heads=int(heads.tiled),
@@ -166,15 +166,15 @@ class RecurrentKernels:
                 chunks=scratch,
                 state=state,
                 out=out,
-                qkv_stride=_stride(qkv),
+                qkv_stride=stride_of(qkv),
                 key_heads=heads.key_heads,
                 value_heads=heads.value_heads,
                 tiled_heads=int(heads.tiled),
             )
             return
         self._delta.launch(
-            (ceil_div(heads.value_dim, _STATE_COLUMNS), heads.value_heads, batch.count),
-            _STATE_THREADS,
+            (ceil_div(heads.value_dim, STATE_COLUMNS), heads.value_heads, batch.count),
+            STATE_THREADS,
             qkv=f32_of(qkv),
             alpha=f32_of(alpha),
             beta=f32_of(beta),
@@ -183,9 +183,9 @@ class RecurrentKernels:
             batch=batch,
             state=state,
             out=out,
-            qkv_stride=_stride(qkv),
-            alpha_stride=_stride(alpha),
-            beta_stride=_stride(beta),
+            qkv_stride=stride_of(qkv),
+            alpha_stride=stride_of(alpha),
+            beta_stride=stride_of(beta),
             key_heads=heads.key_heads,
             value_heads=heads.value_heads,
             key_dim=heads.key_dim,
@@ -236,8 +236,8 @@ class RecurrentKernels:
                 dt_bias=dt_bias,
                 batch=batch,
                 chunks=scratch,
-                x_stride=_stride(x_bc),
-                dt_stride=_stride(dt),
+                x_stride=stride_of(x_bc),
+                dt_stride=stride_of(dt),
                 heads=heads.heads,
                 head_dim=heads.head_dim,
                 groups=heads.groups,
@@ -251,15 +251,15 @@ class RecurrentKernels:
                 chunks=scratch,
                 state=state,
                 out=out,
-                x_stride=_stride(x_bc),
+                x_stride=stride_of(x_bc),
                 heads=heads.heads,
                 head_dim=heads.head_dim,
                 groups=heads.groups,
             )
             return
         self._mamba.launch(
-            (ceil_div(heads.head_dim, _STATE_COLUMNS), heads.heads, batch.count),
-            _STATE_THREADS,
+            (ceil_div(heads.head_dim, STATE_COLUMNS), heads.heads, batch.count),
+            STATE_THREADS,
             x_bc=f32_of(x_bc),
             dt=f32_of(dt),
             a=a,
@@ -268,8 +268,8 @@ class RecurrentKernels:
             batch=batch,
             state=state,
             out=out,
-            x_stride=_stride(x_bc),
-            dt_stride=_stride(dt),
+            x_stride=stride_of(x_bc),
+            dt_stride=stride_of(dt),
             heads=heads.heads,
             head_dim=heads.head_dim,
             groups=heads.groups,
@@ -312,7 +312,7 @@ class RecurrentKernels:
             z=f32_of(z),
             weight=weight,
             out=out,
-            z_stride=_stride(z),
+            z_stride=stride_of(z),
             dim=dim,
             weight_stride=dim if weight.shape[0] > dim else 0,
             gate_first=int(gate_first),
@@ -320,6 +320,6 @@ class RecurrentKernels:
         )
 
 
-def _stride(x: Activation) -> int:
+def stride_of(x: Activation) -> int:
     """Returns the elements between rows."""
     return x.stride or x.features

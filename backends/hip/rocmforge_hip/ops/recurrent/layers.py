@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
-from rocmforge.models.blocks import Mamba
+from rocmforge.models.blocks import DeltaNet, Mamba
 from rocmforge.models.config import ModelConfig
 from rocmforge.models.weights import present
 from rocmforge_hip.device.constants import QUANT_BLOCK
 from rocmforge_hip.device.library import KernelLibrary
 from rocmforge_hip.device.memory import DeviceArray
 from rocmforge_hip.device.recurrent import DeltaHeads, MambaHeads, RecurrentBatch
-from rocmforge_hip.ops.activations import Activation, ActivationArrays, DeltaArrays, Forms
+from rocmforge_hip.ops.activations import Activation, ActivationArrays, Forms
 from rocmforge_hip.ops.linear.products import LinearKernels
 from rocmforge_hip.ops.operands import empty, f32_of, optional_vector, vector_of
+from rocmforge_hip.ops.recurrent.decodes import DecodeKernels
 from rocmforge_hip.ops.recurrent.kernels import RecurrentKernels
 from rocmforge_hip.ops.step.device_step import DeviceStep
 from rocmforge_hip.ops.step.shape import StateLaunch
@@ -44,6 +45,7 @@ class RecurrentLayers:
     ) -> None:
         self._config = config
         self._kernels = RecurrentKernels(library)
+        self._decodes = DecodeKernels(library)
         self._arena = arena
         self._products = products
         self._states = states
@@ -61,47 +63,43 @@ class RecurrentLayers:
             )
         return out
 
-    def convolution(
-        self, step: DeviceStep, x: Activation, weight: Weight, layer: int
-    ) -> Activation:
-        """Does as `Ops.convolution` says."""
-        state = self._states[layer][0]
-        out = Activation(_NO_FORMS, x.rows, x.features)
-        out.f32 = self._of_delta_rule.convolved.first(x.rows, x.features)
-        for batch in _batches(step):
-            self._kernels.convolve(batch, x, _taps(weight, state), None, state, out, silu=True)
-        return out
-
-    def gated_delta(
+    def delta_net(
         self,
         step: DeviceStep,
         x: Activation,
-        gates: tuple[Activation, Activation],
-        decay: tuple[Weight, Weight],
+        gate: Activation,
+        rates: tuple[Activation, Activation],
+        delta: DeltaNet[Weight],
         layer: int,
     ) -> Activation:
-        """Does as `Ops.gated_delta` says."""
-        rule = present(self._config.layers[layer].delta)
-        heads, arrays = DeltaHeads.of(rule), self._of_delta_rule
-        factor, bias = (vector_of(vector, heads.value_heads) for vector in decay)
-        out = arrays.results.first(x.rows, rule.value_features)
-        for batch in _batches(step):
-            self._kernels.gated_delta(
-                *(batch, heads, x, *gates, factor, bias, self._states[layer][1], out),
-                self._config.norm_eps,
-                arrays.scratch,
-            )
-        return Activation(_NO_FORMS, x.rows, rule.value_features, f32=out)
-
-    def gated_norm(self, x: Activation, gate: Activation, weight: Weight) -> Activation:
-        """Does as `Ops.gated_norm` says."""
-        rule = next(present(layer.delta) for layer in self._config.layers if layer.delta)
-        out = self._multiplied(x.rows, x.features, rule.value_dim)
-        self._kernels.gated_norm(
-            *(f32_of(x), gate, vector_of(weight, rule.value_dim), rule.num_value_heads, out),
-            self._config.norm_eps,
-            gate_first=False,
+        """Does as `Ops.delta_net` says."""
+        rule, arrays = present(self._config.layers[layer].delta), self._arena.delta_rule
+        assert arrays is not None, "the model has no Gated DeltaNet"
+        heads, (inputs, state) = DeltaHeads.of(rule), self._states[layer]
+        eps = self._config.norm_eps
+        taps, norm = _taps(delta.filter, inputs), vector_of(delta.norm, rule.value_dim)
+        decay = (
+            vector_of(delta.decay, heads.value_heads),
+            vector_of(delta.time_offset, heads.value_heads),
         )
+        out = self._multiplied(x.rows, rule.value_features, rule.value_dim)
+        batches = list(_batches(step))
+        if self._in_one_launch(step, batches) and self._decodes.takes_delta(heads):
+            for batch in batches:
+                self._decodes.delta_net(
+                    *(batch, heads, x, taps, rates, decay, gate, norm, (inputs, state)),
+                    *(arrays.arrived, out, eps),
+                )
+            return out
+        convolved = Activation(_NO_FORMS, x.rows, x.features)
+        convolved.f32 = arrays.convolved.first(x.rows, x.features)
+        results = arrays.results.first(x.rows, rule.value_features)
+        for batch in batches:
+            self._kernels.convolve(batch, x, taps, None, inputs, convolved, silu=True)
+            self._kernels.gated_delta(
+                *(batch, heads, convolved, *rates, *decay, state, results, eps, arrays.scratch)
+            )
+        self._kernels.gated_norm(results, gate, norm, heads.value_heads, out, eps, gate_first=False)
         return out
 
     def mamba(
@@ -113,33 +111,36 @@ class RecurrentLayers:
         heads, (inputs, state) = MambaHeads.of(config), self._states[layer]
         inner, mixed, num_heads = config.inner_features, config.mixed_features, config.num_heads
         gate, dt = _columns(x, 0, inner), _columns(x, inner + mixed, num_heads)
-        convolved = Activation(_NO_FORMS, x.rows, mixed)
-        convolved.f32 = arrays.convolved.first(x.rows, mixed)
         results = arrays.results.first(x.rows, inner)
+        taps, bias = _taps(mamba.filter, inputs), optional_vector(mamba.filter_bias, mixed)
+        own, batches = _columns(x, inner, mixed), list(_batches(step))
         decay, offset, skip = (
             vector_of(vector, num_heads) for vector in (mamba.decay, mamba.time_offset, mamba.skip)
         )
-        for batch in _batches(step):
-            self._kernels.convolve(
-                *(batch, _columns(x, inner, mixed), _taps(mamba.filter, inputs)),
-                *(optional_vector(mamba.filter_bias, mixed), inputs, convolved),
-                silu=True,
-            )
-            self._kernels.mamba(
-                *(batch, heads, convolved, dt, decay, skip, offset, state, results),
-                arrays.scratch,
-            )
+        if self._in_one_launch(step, batches) and self._decodes.takes_mamba(heads):
+            for batch in batches:
+                self._decodes.mamba(
+                    *(batch, heads, own, taps, bias, dt, (decay, skip, offset)),
+                    *((inputs, state), arrays.arrived, results),
+                )
+        else:
+            convolved = Activation(_NO_FORMS, x.rows, mixed)
+            convolved.f32 = arrays.convolved.first(x.rows, mixed)
+            for batch in batches:
+                self._kernels.convolve(batch, own, taps, bias, inputs, convolved, silu=True)
+                self._kernels.mamba(
+                    *(batch, heads, convolved, dt, decay, skip, offset, state, results),
+                    arrays.scratch,
+                )
         groups = config.num_groups
         out = self._multiplied(x.rows, inner, inner // groups)
         norm = vector_of(mamba.norm, inner)
         self._kernels.gated_norm(results, gate, norm, groups, out, config.norm_eps, gate_first=True)
         return out
 
-    @property
-    def _of_delta_rule(self) -> DeltaArrays[DeviceArray]:
-        arrays = self._arena.delta_rule
-        assert arrays is not None, "the model has no Gated DeltaNet"
-        return arrays
+    def _in_one_launch(self, step: DeviceStep, batches: Sequence[RecurrentBatch]) -> bool:
+        """Returns whether the variant wants that, of a step with a token of each sequence."""
+        return step.variant.fuses_states and all(batch.longest == 1 for batch in batches)
 
     def _multiplied(self, rows: int, features: int, written: int) -> Activation:
         """Returns the place of what is multiplied next, of which so many are written at once."""

@@ -16,6 +16,8 @@ class StepVariant:
 
     fuses_attention: bool
     """Whether one launch rotates, stores, attends and puts splits together, or one each."""
+    fuses_states: bool
+    """Whether one launch convolves, updates a state and norms, or one each."""
     norms_products: bool
     """Whether the last block of a product adds it to the residual and norms the sum."""
     defers_norms: bool
@@ -25,10 +27,14 @@ class StepVariant:
 
 
 PLAIN: Final = StepVariant(
-    fuses_attention=False, norms_products=False, defers_norms=False, rounds_gated=False
+    fuses_attention=False,
+    fuses_states=False,
+    norms_products=False,
+    defers_norms=False,
+    rounds_gated=False,
 )
 """The way of all other steps."""
-_FUSED: Final = replace(PLAIN, fuses_attention=True)
+_FUSED: Final = replace(PLAIN, fuses_attention=True, fuses_states=True)
 _ROUNDED: Final = replace(_FUSED, rounds_gated=True)
 VARIANTS: Final = MappingProxyType(
     {
@@ -37,7 +43,7 @@ VARIANTS: Final = MappingProxyType(
         "rounded": _ROUNDED,
         "fewest": replace(_ROUNDED, norms_products=True),
         "deferred": replace(_ROUNDED, defers_norms=True),
-        "deferred-plain": replace(_ROUNDED, defers_norms=True, fuses_attention=False),
+        "deferred-plain": replace(PLAIN, rounds_gated=True, defers_norms=True),
     }
 )
 """By name: those that there is a choice of."""

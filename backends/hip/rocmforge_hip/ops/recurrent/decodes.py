@@ -1,0 +1,160 @@
+"""Launches that do everything between two products, for one token of each sequence."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from rocmforge_hip.device.library import KernelLibrary
+from rocmforge_hip.device.memory import DeviceArray
+from rocmforge_hip.device.recurrent import DeltaHeads, MambaHeads, RecurrentBatch
+from rocmforge_hip.kernels import recurrent as kernels
+from rocmforge_hip.ops.activations import Activation
+from rocmforge_hip.ops.operands import f32_of
+from rocmforge_hip.ops.recurrent.kernels import STATE_COLUMNS, STATE_THREADS, stride_of
+from rocmforge_hip.weights.formats import ceil_div
+
+_PARTS: Final = 4  # of a block, at most
+
+
+class DecodeKernels:
+    """Launches them; the results have the bits of those of `RecurrentKernels`."""
+
+    def __init__(self, library: KernelLibrary) -> None:
+        self._delta = library.kernel("rf_gated_delta_step", kernels.rf_gated_delta_step)
+        self._mamba = library.kernel("rf_mamba_step", kernels.rf_mamba_step)
+
+    @staticmethod
+    def takes_delta(heads: DeltaHeads) -> bool:
+        """Returns whether a block has room for a head of this size."""
+        return heads.value_dim <= _PARTS * STATE_COLUMNS
+
+    @staticmethod
+    def takes_mamba(heads: MambaHeads) -> bool:
+        """Returns whether a block has room for a head of this size."""
+        return heads.head_dim <= _PARTS * STATE_COLUMNS
+
+    def delta_net(
+        self,
+        batch: RecurrentBatch,
+        heads: DeltaHeads,
+        x: Activation,
+        taps: DeviceArray,
+        rates: tuple[Activation, Activation],
+        decay: tuple[DeviceArray, DeviceArray],
+        gate: Activation,
+        norm: DeviceArray,
+        states: tuple[DeviceArray, DeviceArray],
+        arrived: DeviceArray,
+        out: Activation,
+        eps: float,
+    ) -> None:
+        """Does what `convolve`, `gated_delta` and `gated_norm` do one after the other.
+
+        Args:
+            batch: Whose tokens: one of each sequence, or none.
+            heads: Their sizes.
+            x: [T, queries, keys and values side by side], not convolved.
+            taps: float32 [channels, width].
+            rates: alpha and beta, [T, value_heads] each.
+            decay: The factor and the bias, float32 [value_heads] each.
+            gate: [T, value_heads * value_dim].
+            norm: float32 [value_dim].
+            states: Of the convolution and of the heads.
+            arrived: uint32 [sequences, key_heads], zeros.
+            out: [T, value_heads * value_dim], in any forms.
+            eps: Of all norms.
+        """
+        alpha, beta = rates
+        factor, bias = decay
+        inputs, state = states
+        channels, width = taps.shape
+        assert batch.longest == 1
+        assert inputs.shape[1:] == (width - 1, channels)
+        assert state.shape[1:] == (heads.value_heads, heads.key_dim, heads.value_dim)
+        assert arrived.shape[0] >= batch.count * heads.key_heads
+        self._delta.launch(
+            (heads.value_heads, batch.count, 1),
+            STATE_THREADS * ceil_div(heads.value_dim, STATE_COLUMNS),
+            x=f32_of(x),
+            filter=taps,
+            alpha=f32_of(alpha),
+            beta=f32_of(beta),
+            decay=factor,
+            dt_bias=bias,
+            z=f32_of(gate),
+            norm=norm,
+            batch=batch,
+            inputs=inputs,
+            state=state,
+            arrived=arrived,
+            out=out,
+            x_stride=stride_of(x),
+            alpha_stride=stride_of(alpha),
+            beta_stride=stride_of(beta),
+            z_stride=stride_of(gate),
+            key_heads=heads.key_heads,
+            value_heads=heads.value_heads,
+            key_dim=heads.key_dim,
+            value_dim=heads.value_dim,
+            width=width,
+            tiled_heads=int(heads.tiled),
+            eps=eps,
+        )
+
+    def mamba(
+        self,
+        batch: RecurrentBatch,
+        heads: MambaHeads,
+        x: Activation,
+        taps: DeviceArray,
+        taps_bias: DeviceArray | None,
+        dt: Activation,
+        vectors: tuple[DeviceArray, DeviceArray, DeviceArray],
+        states: tuple[DeviceArray, DeviceArray],
+        arrived: DeviceArray,
+        out: DeviceArray,
+    ) -> None:
+        """Does what `convolve` and `mamba` do one after the other.
+
+        Args:
+            batch: Whose tokens: one of each sequence, or none.
+            heads: Their sizes.
+            x: [T, x of all heads, B and C of all groups side by side], not convolved.
+            taps: float32 [channels, width].
+            taps_bias: float32 [channels].
+            dt: [T, heads].
+            vectors: a, d and dt_bias as for `mamba`, float32 [heads] each.
+            states: Of the convolution and of the heads.
+            arrived: uint32 [sequences, groups], zeros.
+            out: float32 [T, heads * head_dim].
+        """
+        a, d, dt_bias = vectors
+        inputs, state = states
+        channels, width = taps.shape
+        assert batch.longest == 1
+        assert inputs.shape[1:] == (width - 1, channels)
+        assert state.shape[1:] == (heads.heads, heads.head_dim, heads.state_size)
+        assert arrived.shape[0] >= batch.count * heads.groups
+        self._mamba.launch(
+            (heads.heads, batch.count, 1),
+            STATE_THREADS * ceil_div(heads.head_dim, STATE_COLUMNS),
+            x=f32_of(x),
+            filter=taps,
+            filter_bias=taps_bias,
+            dt=f32_of(dt),
+            a=a,
+            d=d,
+            dt_bias=dt_bias,
+            batch=batch,
+            inputs=inputs,
+            state=state,
+            arrived=arrived,
+            out=out,
+            x_stride=stride_of(x),
+            dt_stride=stride_of(dt),
+            heads=heads.heads,
+            head_dim=heads.head_dim,
+            groups=heads.groups,
+            state_size=heads.state_size,
+            width=width,
+        )

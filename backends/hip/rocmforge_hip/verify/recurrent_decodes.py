@@ -1,0 +1,129 @@
+"""Checks that one launch for everything between two products has the bits of one each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Final
+
+import numpy as np
+
+from rocmforge_hip.device.memory import DeviceArray
+from rocmforge_hip.device.recurrent import DeltaHeads, MambaHeads
+from rocmforge_hip.ops.activations import Activation
+from rocmforge_hip.ops.recurrent.decodes import DecodeKernels
+from rocmforge_hip.ops.recurrent.kernels import RecurrentKernels
+from rocmforge_hip.verify.cases import Case, Group
+from rocmforge_hip.verify.recurrent import (
+    DECODES,
+    SequenceCase,
+    activation,
+    array_of,
+    batch_of,
+    columns_of,
+    states_of,
+)
+from rocmforge_hip.verify.rows import random_values
+from rocmforge_hip.verify.workbench import Recipe, Workbench
+
+_EPS: Final = 1e-6
+_WIDTH: Final = 4
+_DELTA: Final = DeltaHeads(key_heads=2, value_heads=6, key_dim=128, value_dim=128, tiled=False)
+_TILED: Final = DeltaHeads(key_heads=2, value_heads=4, key_dim=64, value_dim=96, tiled=True)
+_MAMBA: Final = MambaHeads(heads=6, head_dim=64, groups=2, state_size=128)
+# Two of one state, which stays; one that is not kept.
+_OTHER_SLOTS: Final = (
+    *(SequenceCase(1, 1, False, ((0, 2),)), SequenceCase(1, 1, False, ((0, 4),))),
+    *(SequenceCase(1, 0, False, ((0, 0),)), SequenceCase(1, -1, True, ((0, 3),))),
+)
+
+
+def groups() -> Iterator[Group]:
+    """Yields layers of both kinds."""
+    cases = []
+    for name, sequences in (("decodes", DECODES), ("other slots", _OTHER_SLOTS)):
+        for kind, heads in (("", _DELTA), (", tiled", _TILED)):
+            measure = partial(_delta_net, sequences, heads)
+            cases.append(Case("delta_net at once", name + kind, 0.0, measure))
+        cases.append(Case("mamba at once", name, 0.0, partial(_mamba, sequences)))
+    yield Group(Recipe(), tuple(cases))
+
+
+def _difference(bench: Workbench, got: list[DeviceArray], want: list[DeviceArray]) -> float:
+    """Returns 0 if all arrays have the same bits."""
+    same = all(
+        np.array_equal(bench.get(mine).view(np.uint8), bench.get(theirs).view(np.uint8))
+        for mine, theirs in zip(got, want, strict=True)
+    )
+    return 0.0 if same else float("inf")
+
+
+def _delta_net(sequences: tuple[SequenceCase, ...], heads: DeltaHeads, bench: Workbench) -> float:
+    rows, inner = len(sequences), heads.value_heads * heads.value_dim
+    channels = 2 * heads.key_heads * heads.key_dim + inner
+    x, gate = (activation(bench, random_values(rows, size)) for size in (channels, inner))
+    gates = activation(bench, random_values(rows, 2 * heads.value_heads))
+    alpha, beta = (
+        columns_of(gates, first, first + heads.value_heads) for first in (0, heads.value_heads)
+    )
+    decay = array_of(bench, -np.exp(random_values(1, heads.value_heads)[0]))
+    bias = array_of(bench, random_values(1, heads.value_heads)[0])
+    taps = array_of(bench, random_values(channels, _WIDTH))
+    norm = array_of(bench, random_values(1, heads.value_dim)[0])
+    inputs = states_of(sequences, (_WIDTH - 1, channels))
+    states = states_of(sequences, (heads.value_heads, heads.key_dim, heads.value_dim))
+    filled, batch = random_values(rows, inner), batch_of(bench, sequences)
+
+    def arrays() -> tuple[DeviceArray, DeviceArray, Activation]:
+        return array_of(bench, inputs), array_of(bench, states), activation(bench, filled)
+
+    own_inputs, own_states, out = arrays()
+    kernels = RecurrentKernels(bench.device.library)
+    convolved = activation(bench, random_values(rows, channels))
+    results = array_of(bench, random_values(rows, inner))
+    kernels.convolve(batch, x, taps, None, own_inputs, convolved, silu=True)
+    kernels.gated_delta(
+        *(batch, heads, convolved, alpha, beta, decay, bias, own_states, results, _EPS)
+    )
+    kernels.gated_norm(results, gate, norm, heads.value_heads, out, _EPS, gate_first=False)
+    assert out.f32 is not None
+    want = [own_inputs, own_states, out.f32]
+
+    own_inputs, own_states, out = arrays()
+    arrived = array_of(bench, np.zeros(rows * heads.key_heads, np.uint32))
+    DecodeKernels(bench.device.library).delta_net(
+        *(batch, heads, x, taps, (alpha, beta), (decay, bias), gate, norm),
+        *((own_inputs, own_states), arrived, out, _EPS),
+    )
+    assert out.f32 is not None
+    return _difference(bench, [own_inputs, own_states, out.f32], want)
+
+
+def _mamba(sequences: tuple[SequenceCase, ...], bench: Workbench) -> float:
+    heads, rows, inner = _MAMBA, len(sequences), _MAMBA.heads * _MAMBA.head_dim
+    channels = inner + 2 * heads.groups * heads.state_size
+    x = activation(bench, random_values(rows, channels))
+    dt = activation(bench, random_values(rows, heads.heads))
+    a = array_of(bench, -np.exp(random_values(1, heads.heads)[0]))
+    d, offset = (array_of(bench, random_values(1, heads.heads)[0]) for _ in range(2))
+    taps = array_of(bench, random_values(channels, _WIDTH))
+    bias = array_of(bench, random_values(1, channels)[0])
+    inputs = states_of(sequences, (_WIDTH - 1, channels))
+    states = states_of(sequences, (heads.heads, heads.head_dim, heads.state_size))
+    filled, batch = random_values(rows, inner), batch_of(bench, sequences)
+
+    def arrays() -> list[DeviceArray]:
+        return [array_of(bench, values) for values in (inputs, states, filled)]
+
+    want = own_inputs, own_states, out = arrays()
+    kernels = RecurrentKernels(bench.device.library)
+    convolved = activation(bench, random_values(rows, channels))
+    kernels.convolve(batch, x, taps, bias, own_inputs, convolved, silu=True)
+    kernels.mamba(batch, heads, convolved, dt, a, d, offset, own_states, out)
+
+    got = own_inputs, own_states, out = arrays()
+    arrived = array_of(bench, np.zeros(rows * heads.groups, np.uint32))
+    DecodeKernels(bench.device.library).mamba(
+        *(batch, heads, x, taps, bias, dt, (a, d, offset), (own_inputs, own_states), arrived, out)
+    )
+    return _difference(bench, got, want)
