@@ -79,8 +79,8 @@ __device__ __forceinline__ void add_down(const ExpertMatrices& experts, const Ac
 }  // namespace rf
 
 // As rf_experts_gate_up_<name>_s1, of few rows, with what rf_route_choose makes of their logits,
-// f32 [rows, experts + num_shared]: chosen, weights and what is not named here are as there. scale:
-// where squares is not null, there is one row and this lacks the factor of its norm
+// f32 [rows, experts + weighs_shared]: chosen, weights and what is not named here are as there.
+// scale: where squares is not null, there is one row and this lacks the factor of its norm
 // (deferred_norm.h). Grid: as there, block 256, and at least as many as experts.
 #define RF_CHOOSE_GATE_UP(name, Format, ...)                                                       \
   extern "C" __global__ __launch_bounds__(rf::kGemvThreads) void rf_experts_choose_gate_up_##name( \
@@ -93,11 +93,11 @@ __device__ __forceinline__ void add_down(const ExpertMatrices& experts, const Ac
       const float* __restrict__ bias, const float* __restrict__ selection_bias,                    \
       const float* __restrict__ weight_scale, int32_t* chosen, float* weights, int experts,        \
       int num_chosen, int function, int groups, int kept_groups, int normalised, float factor,     \
-      int first_own, int num_own, int num_shared) {                                                \
+      int first_own, int num_own, int num_shared, int weighs_shared) {                             \
     rf::NormedActivations x{{q, scale, rows, 1, quant_blocks}, squares, eps, 1.0f};                \
     const rf::RouteRule rule{bias,      selection_bias, weight_scale, experts,         num_chosen, \
                              function,  groups,         kept_groups,  normalised != 0, factor,     \
-                             first_own, num_own,        num_shared};                               \
+                             first_own, num_own,        num_shared,   weighs_shared};              \
     rf::choose_gate_up<rf::Format>({weight, places, expert_bytes}, x, rule, logits, chosen,        \
                                    weights,                                                        \
                                    {{out_features, activation},                                    \

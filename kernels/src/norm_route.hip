@@ -189,7 +189,7 @@ extern "C" __global__ __launch_bounds__(rf::kNormRouteThreads) void rf_add_rms_n
 
 // The same and, in the last block of a token, what rf_route_choose does: for very few tokens.
 // arrived: zeros [tokens], and afterwards again. chosen and what is not named here: as there.
-// Grid: (1 + experts + num_shared, tokens), block as above, and at least as many as experts.
+// Grid: (1 + experts + weighs_shared, tokens), block as above, and at least as many as experts.
 extern "C" __global__ __launch_bounds__(rf::kNormRouteThreads) void rf_add_rms_norm_route(
     const float* __restrict__ delta, const float* __restrict__ residual,
     const float* __restrict__ post_weight, const float* __restrict__ weight,
@@ -202,12 +202,12 @@ extern "C" __global__ __launch_bounds__(rf::kNormRouteThreads) void rf_add_rms_n
     int hidden_size, float eps, uint32_t* arrived, const float* __restrict__ bias,
     const float* __restrict__ selection_bias, const float* __restrict__ weight_scale,
     int32_t* chosen, float* weights, int num_chosen, int function, int groups, int kept_groups,
-    int normalised, float scale, int first_own, int num_own, int num_shared) {
+    int normalised, float scale, int first_own, int num_own, int num_shared, int weighs_shared) {
   __shared__ rf::RouteChoice::Lds lds;
   const int64_t token = blockIdx.y;
   const rf::RouteRule rule{bias,      selection_bias, weight_scale, experts,         num_chosen,
                            function,  groups,         kept_groups,  normalised != 0, scale,
-                           first_own, num_own,        num_shared};
+                           first_own, num_own,        num_shared,   weighs_shared};
   const int num_logits = rule.num_logits();
   const bool has_logits = rf::norm_route<1, 1>(
       {delta, residual, post_weight, router_weight, router, logits, tokens, num_logits, hidden_size,

@@ -66,19 +66,20 @@ extern "C" __global__ __launch_bounds__(rf::kRouteThreads) void rf_route_logits(
 // the largest sum. chosen: int32 [tokens, num_chosen], the best first, of equal ones the first;
 // counted from first_own, and kElsewhere for those that are not among the num_own from there.
 // weights: f32 alike, divided by their sum (at least 2^-14) if `normalised`, times scale, and times
-// weight_scale of the expert, f32 [experts], if that is not null. With
-// num_shared = 1, there is a column more in each of these: see RouteRule.
+// weight_scale of the expert, f32 [experts], if that is not null. With num_shared = 1, there is a
+// column more in chosen and weights, and with weighs_shared = 1 in logits: see RouteRule.
 // Grid: tokens, block: experts rounded up to a multiple of 64.
 extern "C" __global__ __launch_bounds__(rf::kMostExperts) void rf_route_choose(
     const float* __restrict__ logits, const float* __restrict__ bias,
     const float* __restrict__ selection_bias, const float* __restrict__ weight_scale,
     int32_t* chosen, float* weights, int experts, int num_chosen, int function, int groups,
-    int kept_groups, int normalised, float scale, int first_own, int num_own, int num_shared) {
+    int kept_groups, int normalised, float scale, int first_own, int num_own, int num_shared,
+    int weighs_shared) {
   rf::let_next_begin_if_few();
   __shared__ rf::RouteChoice::Lds lds;
   const rf::RouteRule rule{bias,      selection_bias, weight_scale, experts,         num_chosen,
                            function,  groups,         kept_groups,  normalised != 0, scale,
-                           first_own, num_own,        num_shared};
+                           first_own, num_own,        num_shared,   weighs_shared};
   const int64_t token = blockIdx.x;
   rf::RouteChoice(lds, rule).run(logits + token * rule.num_logits(),
                                  chosen + token * rule.num_pairs(),

@@ -35,18 +35,18 @@ struct RouteRule {
   const float* weight_scale;    // [experts] or null, multiplies the weight of each
   int experts;
   int num_chosen;
-  int function;     // kRouteSoftmax, ...
-  int groups;       // of experts, of which
-  int kept_groups;  // so many may be chosen from: whose two best are the largest sum
-  bool normalised;  // the weights are divided by their sum, or 2^-14 if that is less
-  float scale;      // of the weights
-  int first_own;    // of the experts that this device has
-  int num_own;      // so many follow each other
-  int num_shared;   // 1: each token goes to an expert besides, the first of this device's, whose
-                    // weight is the sigmoid of the logit behind the others
+  int function;       // kRouteSoftmax, ...
+  int groups;         // of experts, of which
+  int kept_groups;    // so many may be chosen from: whose two best are the largest sum
+  bool normalised;    // the weights are divided by their sum, or 2^-14 if that is less
+  float scale;        // of the weights
+  int first_own;      // of the experts that this device has
+  int num_own;        // so many follow each other
+  int num_shared;     // 1: each token goes to an expert besides, the first of this device's
+  int weighs_shared;  // 1: its weight is the sigmoid of the logit behind the others, else 1
 
   // Logits and experts of a token.
-  __device__ __forceinline__ int num_logits() const { return experts + num_shared; }
+  __device__ __forceinline__ int num_logits() const { return experts + weighs_shared; }
   __device__ __forceinline__ int num_pairs() const { return num_chosen + num_shared; }
 };
 
@@ -116,7 +116,8 @@ class RouteChoice {
     }
     if (rule_.num_shared == 0 || rank != 0) return;
     chosen[rule_.num_chosen] = expert(rule_.num_chosen);
-    weights[rule_.num_chosen] = 1.0f / (1.0f + exp(-logits[rule_.experts]));
+    weights[rule_.num_chosen] =
+        rule_.weighs_shared ? 1.0f / (1.0f + exp(-logits[rule_.experts])) : 1.0f;
   }
 
  private:

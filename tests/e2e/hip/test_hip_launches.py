@@ -21,7 +21,13 @@ from tests.support.runners import load_hip
 from tests.support.states import with_layers, write
 
 OPTIONS = replace(SMALL, max_sequences=4, graphs="off", activation_bits="8")
-MIX = {"attn_v": "q6_k", "_exps": "q5_0", "ffn_down": "q6_k", "ffn_gate_inp": "f32"}
+MIX = {
+    "attn_v": "q6_k",
+    "_exps": "q5_0",
+    "_shexp": "q5_0",
+    "ffn_down": "q6_k",
+    "ffn_gate_inp": "f32",
+}
 """As llama.cpp's Q4_K_M has it in half of the layers; rows of these experts are short."""
 
 
@@ -30,9 +36,7 @@ def runner_of(stack: ExitStack, folder: Path, name: str, layers: int) -> HipRunn
     if model.architecture == "gemma4":
         model = replace(sized_gemma4(model, num_hidden_layers=layers), name=f"{name}-{layers}")
         return load_hip(stack, write_quantized(model, "q4_k", folder, MIX), OPTIONS)
-    keys = {
-        key: layers if key.endswith("block_count") else value for key, value in model.keys.items()
-    }
+    keys = {key: layers if key == "block_count" else value for key, value in model.keys.items()}
     config = model.config | {"num_hidden_layers": layers}
     if "layer_types" in config:
         config["layer_types"] = config["layer_types"][:layers]
@@ -87,21 +91,25 @@ def test_launches_of_a_layer(
 
 
 @pytest.mark.parametrize(
-    ("name", "expected"),
+    ("name", "layer", "expected"),
     [
         (
             "qwen3moe",
+            1,
             {"plain": 9, "fused": 7, "rounded": 7, "fewest": 7, "deferred": 6, "deferred-plain": 8},
         ),
-        # A network beside the experts has two or three, with its rounding; a norm adds both.
-        ("gemma4-moe", {"plain": 12, "fused": 10, "rounded": 9, "fewest": 9, "deferred": 9}),
+        # A shared expert as large as the others is one of them.
+        ("glm4moe", 1, {"plain": 9, "fused": 7, "rounded": 7, "fewest": 7, "deferred": 6}),
+        # Other networks beside the experts have two or three, with the rounding; a norm adds both.
+        ("dots1", 2, {"plain": 12, "fused": 10, "rounded": 9, "fewest": 9, "deferred": 9}),
+        ("gemma4-moe", 1, {"plain": 12, "fused": 10, "rounded": 9, "fewest": 9, "deferred": 9}),
     ],
 )
 def test_launches_of_a_layer_with_experts(
-    stack: ExitStack, tmp_path: Path, name: str, expected: dict[str, int]
+    stack: ExitStack, tmp_path: Path, name: str, layer: int, expected: dict[str, int]
 ) -> None:
     """Of one or two tokens, which are routed by the launch that norms them."""
-    assert launches_of(stack, tmp_path, name, 1, tuple(expected), (1, 2)) == expected
+    assert launches_of(stack, tmp_path, name, layer, tuple(expected), (1, 2)) == expected
 
 
 def launches_of(

@@ -51,6 +51,7 @@ class Case:
     scattered: bool = False
     own: tuple[int, int] = (0, RULE.num_experts)
     shared: int = 0
+    weighed: int = 1  # 1: the shared expert has a logit
     activation: int = SILU
 
     def down(self, device: Device, *, defers: bool) -> Row:
@@ -101,7 +102,7 @@ class Case:
 
     def logits(self, device: Device, row: Row) -> DeviceArray:
         """What the router makes of the row."""
-        rng, count = np.random.default_rng(10), self.rule.num_experts + self.shared
+        rng, count = np.random.default_rng(10), self.rule.num_experts + self.shared * self.weighed
         router = device.upload(rng.standard_normal((count, self.features)).astype(np.float32))
         logits, threads = device.empty((1, count), np.float32), norm_threads(self.features)
         if row.squares is not None:
@@ -152,7 +153,7 @@ class Case:
         )
         of_rule = (
             *(rule.num_chosen, FUNCTIONS[rule.router], rule.num_groups, rule.num_chosen_groups),
-            *(int(rule.normalised), rule.scale, *self.own, self.shared),
+            *(int(rule.normalised), rule.scale, *self.own, self.shared, self.shared * self.weighed),
         )
         outs = (
             device.empty((rows * pairs, INNER), np.float32),
@@ -222,6 +223,7 @@ def test_waves_that_share_an_expert_and_long_rows(device: Device) -> None:
 def test_experts_of_other_devices_and_of_all_tokens(device: Device) -> None:
     _check(device, Case(name="q8_0", own=(7, 9)))
     _check(device, Case(name="q8_0", own=(-1, 21), shared=1, activation=SQUARED_RELU))
+    _check(device, Case(name="q8_0", own=(-1, 21), shared=1, weighed=0))
 
 
 def test_rows_choose_their_own_experts(device: Device) -> None:

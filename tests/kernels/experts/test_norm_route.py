@@ -30,6 +30,7 @@ def _check(
     has_biases: bool = False,
     own: tuple[int, int] | None = None,
     shared: int = 0,
+    weighed: int = 1,
     between_norms: bool = False,
 ) -> None:
     """Checks the choice, and what is normed; between norms, delta is normed and there are three."""
@@ -38,7 +39,7 @@ def _check(
     delta, residual = rng.standard_normal((2, tokens, features)).astype(np.float32)
     weight = rng.uniform(0.5, 2, features).astype(np.float32)
     experts = rule.num_experts
-    logit_count, pairs = experts + shared, rule.num_chosen + shared
+    logit_count, pairs = experts + shared * weighed, rule.num_chosen + shared
     router = rng.standard_normal((logit_count, features)).astype(np.float32) / np.float32(8)
     biases = rng.standard_normal((2, experts)).astype(np.float32) if has_biases else (None, None)
     total = device.empty(delta.shape, np.float32, "total")
@@ -73,7 +74,7 @@ def _check(
             "rf_add_rms_norm_route",
             *(*arguments, arrived, of_router, of_choice, None, chosen, weights),
             *(rule.num_chosen, FUNCTIONS[rule.router], rule.num_groups, rule.num_chosen_groups),
-            *(int(rule.normalised), rule.scale, *own, shared),
+            *(int(rule.normalised), rule.scale, *own, shared, shared * weighed),
             grid=(1 + logit_count, tokens),
             block=block,
         )
@@ -106,7 +107,8 @@ def _check(
     own_choice = np.where(is_own, own_choice, ELSEWHERE)
     own_choice = np.hstack([own_choice, np.zeros((tokens, shared), int)])
     np.testing.assert_array_equal(chosen.get(), own_choice)
-    wanted = np.hstack([expected[1], 1 / (1 + np.exp(-of_shared))])
+    of_all = 1 / (1 + np.exp(-of_shared)) if weighed else np.ones((tokens, shared))
+    wanted = np.hstack([expected[1], of_all])
     np.testing.assert_allclose(weights.get(), wanted, rtol=2e-5)
     assert not arrived.get().any(), "the counters are as they were"
 
@@ -147,3 +149,4 @@ def test_experts_of_another_device_are_marked(device: Device) -> None:
 
 def test_each_token_goes_to_the_shared_expert(device: Device) -> None:
     _check(device, RULE, tokens=2, features=64, block=64, shared=1)
+    _check(device, RULE, tokens=2, features=64, block=64, shared=1, weighed=0)

@@ -49,9 +49,10 @@ def choose(
     selection_bias: Float32 | None = None,
     own: tuple[int, int] | None = None,
     shared: int = 0,
+    weighed: int = 1,
     weight_scale: Float32 | None = None,
 ) -> tuple[npt.NDArray[np.int32], Float32]:
-    tokens, experts = len(logits), logits.shape[1] - shared
+    tokens, experts = len(logits), logits.shape[1] - shared * weighed
     chosen = device.empty((tokens, rule.num_chosen + shared), np.int32, "chosen")
     weights = device.empty((tokens, rule.num_chosen + shared), np.float32, "weights")
     device.launch(
@@ -63,7 +64,7 @@ def choose(
         *(chosen, weights, experts, rule.num_chosen, FUNCTIONS[rule.router]),
         *(rule.num_groups, rule.num_chosen_groups, int(rule.normalised), rule.scale),
         *(own or (0, experts)),
-        shared,
+        *(shared, shared * weighed),
         grid=tokens,
         block=-(-experts // 64) * 64,
     )
@@ -193,6 +194,16 @@ def test_each_token_goes_to_the_shared_expert(device: Device) -> None:
     np.testing.assert_array_equal(weights[:, :-1], expected[1])
     assert (chosen[:, -1] == 0).all()
     np.testing.assert_allclose(weights[:, -1], 1 / (1 + np.exp(-logits[:, -1])), rtol=1e-6)
+
+
+def test_a_shared_expert_without_a_logit_weighs_one(device: Device) -> None:
+    logits = np.random.default_rng(4).standard_normal((5, 20)).astype(np.float32)
+    rule = replace(RULE, scale=2.5)  # of the others alone
+    chosen, weights = choose(device, logits, rule, own=(-1, 21), shared=1, weighed=0)
+    expected = choose(device, logits, rule)
+    np.testing.assert_array_equal(chosen, np.pad(expected[0] + 1, ((0, 0), (0, 1))))
+    np.testing.assert_array_equal(weights[:, :-1], expected[1])
+    assert (weights[:, -1] == 1).all()
 
 
 def test_of_equal_scores_the_first_expert_is_chosen(device: Device) -> None:

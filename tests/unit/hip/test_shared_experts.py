@@ -9,6 +9,7 @@ import pytest
 from rocmforge.gguf.checkpoint import read_checkpoint
 from rocmforge.gguf.reader import open_gguf
 from rocmforge.models.weights import present, take
+from rocmforge_hip.run.traffic import StepReads
 from rocmforge_hip.weights.placement import (
     PlannedPart,
     PlannedVector,
@@ -20,6 +21,7 @@ from rocmforge_hip.weights.shared import join_shared, num_shared
 from tests.data.models.model_files import write_model
 from tests.data.models.tiny_models import by_name
 from tests.data.models.tiny_recurrent import larger_delta
+from tests.support.hip import fitting
 
 
 @pytest.mark.parametrize("name", ["qwen35moe", "qwen3next"])
@@ -48,3 +50,31 @@ def test_experts_of_one_shape_are_joined(name: str, tmp_path: Path) -> None:
         ]
     hosted = with_seats(plan, lambda matrix: 2)
     assert join_shared(hosted) is hosted
+
+
+@pytest.mark.parametrize("name", ["glm4moe", "deepseek-v3", "deepseek-v2"])
+def test_a_shared_expert_without_a_router_is_joined(name: str, tmp_path: Path) -> None:
+    checkpoint = read_checkpoint(open_gguf(write_model(fitting(by_name(name)), tmp_path)))
+    plan = plan_weights(take(checkpoint.config, checkpoint.weights))
+    joined = join_shared(plan)
+    if name == "deepseek-v2":  # has two, which its file has as a wider one
+        assert joined is plan
+        return
+    assert weight_bytes(joined) == weight_bytes(plan)
+    assert num_shared(joined) == 1
+    for layer, before in zip(joined.layers, plan.layers, strict=True):
+        if layer.experts is not None:
+            assert layer.experts.shared is None
+            assert layer.experts.router is present(before.experts).router
+
+
+def test_a_step_reads_all_of_a_shared_expert(tmp_path: Path) -> None:
+    """Joined or not; of the others, those that are chosen."""
+    checkpoint = read_checkpoint(open_gguf(write_model(fitting(by_name("glm4moe")), tmp_path)))
+    config = checkpoint.config
+    plan = plan_weights(take(config, checkpoint.weights))
+    reads = [
+        StepReads(config, each, [0] * config.num_layers).of_decode(3, 1)
+        for each in (plan, join_shared(plan))
+    ]
+    assert reads[0] == reads[1]

@@ -35,6 +35,7 @@ def rf_route_choose(
     first_own: I32,
     num_own: I32,
     num_shared: I32,
+    weighs_shared: I32,
 ) -> None:
     """Chooses the experts of each token and weights them."""
 
@@ -92,6 +93,7 @@ def rf_add_rms_norm_route(
     first_own: I32,
     num_own: I32,
     num_shared: I32,
+    weighs_shared: I32,
 ) -> None:
     """Does that and chooses the experts of each token: `rf_route_choose` with it."""
 
@@ -252,6 +254,7 @@ def rf_experts_choose_gate_up(
     first_own: I32,
     num_own: I32,
     num_shared: I32,
+    weighs_shared: I32,
 ) -> None:
     """Does what `rf_route_choose` and `rf_experts_gate_up` do, and may complete a row's norm."""
 

@@ -19,7 +19,7 @@ from rocmforge_hip.device.constants import BLOCK_TOKENS
 from rocmforge_hip.device.driver import Driver
 from rocmforge_hip.device.memory import DeviceArray
 from rocmforge_hip.ops.cached_attention import reads_in_teams
-from rocmforge_hip.weights.placement import Planned, PlannedPart, stored_bytes
+from rocmforge_hip.weights.placement import Planned, PlannedMatrix, PlannedPart, stored_bytes
 from rocmforge_hip.weights.seats import table_bytes
 
 LEAST_COPY: Final = 512 << 20
@@ -134,13 +134,16 @@ def _predictor_bytes(config: ModelConfig, weights: ModelWeights[Planned]) -> tup
 
 
 def _expert_bytes(config: ModelConfig, weights: ModelWeights[Planned]) -> dict[ExpertsConfig, int]:
-    """Returns the bytes of all experts that are chosen by one rule."""
+    """Returns the bytes of all experts that are chosen by one rule: not of shared ones."""
     found: dict[ExpertsConfig, dict[int, int]] = {}
     for place, planned in walk(weights):
         if place.layer is not None and place.declared.role is Role.EXPERT:
             rule = present(config.layers[place.layer].experts)
             storage = planned.matrix if isinstance(planned, PlannedPart) else planned
-            found.setdefault(rule, {})[id(storage)] = storage.storage.nbytes
+            nbytes = storage.storage.nbytes
+            if isinstance(storage, PlannedMatrix):
+                nbytes -= nbytes // storage.num_experts * storage.num_shared
+            found.setdefault(rule, {})[id(storage)] = nbytes
     return {rule: sum(storages.values()) for rule, storages in found.items()}
 
 

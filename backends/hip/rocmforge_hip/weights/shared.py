@@ -1,7 +1,7 @@
 """A layer's shared expert as one of the others, which every token goes to.
 
-Its matrices are of their shape in Qwen3.5 and others: then it costs a ninth pair of each token,
-and not launches of its own.
+Its matrices are of their shape in Qwen3.5, DeepSeek V3, GLM 4.5 and others: then it costs a ninth
+pair of each token, and not launches of its own.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from rocmforge_hip.weights.placement import Planned, PlannedMatrix, PlannedPart,
 def join_shared(plan: ModelWeights[Planned]) -> ModelWeights[Planned]:
     """Returns the plan in which shared experts are the first of the others, where they can be.
 
-    They have a router of their own then, whose logit comes last. Experts that the host has stay as
-    they are, and so do all shared experts unless every one can be joined.
+    Where they have a router of their own, its logit comes last; others weigh 1. Experts that the
+    host has stay as they are, and so do all shared experts unless every one can be joined.
     """
     joined = [
         layer if layer.experts is None else replace(layer, experts=_joined(layer.experts))
@@ -39,11 +39,13 @@ def _joined(experts: Experts[Planned]) -> Experts[Planned]:
         return experts
     router, of_shared = experts.router, shared.router
     assert isinstance(router, PlannedVector)
-    assert isinstance(of_shared, PlannedVector)
+    if of_shared is not None:
+        assert isinstance(of_shared, PlannedVector)
+        router = PlannedVector((*router.tensors, *of_shared.tensors))
     gate_up = _with_first(_part(experts.gate), _part(shared.gate))
     return replace(
         experts,
-        router=PlannedVector((*router.tensors, *of_shared.tensors)),
+        router=router,
         gate=gate_up,
         up=gate_up,
         down=_with_first(_part(experts.down), _part(shared.down)),
@@ -52,9 +54,8 @@ def _joined(experts: Experts[Planned]) -> Experts[Planned]:
 
 
 def _can_join(experts: Experts[Planned], shared: SharedExpert[Planned]) -> bool:
-    biases = experts.gate_bias, experts.up_bias, experts.down_bias
-    needed = shared.router, shared.gate, experts.gate
-    if None in needed or any(bias is not None for bias in biases):
+    others = experts.gate_bias, experts.up_bias, experts.down_bias, experts.latent_down
+    if None in (shared.gate, experts.gate) or any(other is not None for other in others):
         return False
     pairs = (experts.gate, shared.gate), (experts.up, shared.up), (experts.down, shared.down)
     return all(_are_alike(_part(own).matrix, _part(other).matrix) for own, other in pairs)

@@ -17,7 +17,7 @@ from rocmforge_hip.ops.activations import NORMED_TOKENS, Activation, ActivationA
 from rocmforge_hip.ops.geometry import Geometry, whole_waves
 from rocmforge_hip.ops.norms import norm_threads, without_norm
 from rocmforge_hip.ops.operands import empty, f32_of, i32_of, optional_vector, part_of, vector_of
-from rocmforge_hip.weights.formats import Weight, ceil_div
+from rocmforge_hip.weights.formats import Vector, Weight, ceil_div
 
 _FUNCTIONS: Final = MappingProxyType(
     {
@@ -84,6 +84,8 @@ class RouteKernels:
         assert arena.residual is not None
         self._arrays = arena.experts
         self._residual = arena.residual
+        assert arena.residual.f32 is not None
+        self._features = arena.residual.f32.shape[1]
         self._eps = eps
         self._logits = library.kernel("rf_route_logits", kernels.rf_route_logits)
         self._gemm = library.kernel("rf_route_gemm", kernels.rf_route_gemm)
@@ -117,7 +119,7 @@ class RouteKernels:
             The sum and each token's experts and their weights; or None, if the tokens are too many
             or too wide.
         """
-        rows, features, num_logits = residual.rows, residual.features, _num_logits(experts, rule)
+        rows, features, num_logits = residual.rows, residual.features, self._num_logits(experts)
         threads = max(norm_threads(features), whole_waves(rule.num_experts))
         if rows > NORMED_TOKENS or threads > self._norm_route.max_threads:
             return None
@@ -174,7 +176,7 @@ class RouteKernels:
             experts: Of the layer.
             rule: How they are chosen.
         """
-        features, num_logits = total.features, _num_logits(experts, rule)
+        features, num_logits = total.features, self._num_logits(experts)
         logits = self._arrays.logits.first(total.rows, num_logits)
         self._sum_logits.launch(
             (num_logits, 1, 1),
@@ -200,7 +202,7 @@ class RouteKernels:
         self, x: Activation, experts: Experts[Weight], rule: ExpertsConfig
     ) -> tuple[Activation, Activation]:
         """Returns the experts of each token, in int32, and their weights."""
-        rows, num_logits = x.rows, _num_logits(experts, rule)
+        rows, num_logits = x.rows, self._num_logits(experts)
         logits = self._arrays.logits.first(rows, num_logits)
         many = self._geometry.routes_by_gemm(rows * num_logits)
         kernel, tile = (self._gemm, _GEMM_TILE) if many else (self._logits, _TILE)
@@ -224,7 +226,7 @@ class RouteKernels:
         self._choose.launch(
             (rows, 1, 1),
             whole_waves(rule.num_experts),
-            logits=self._arrays.logits.first(rows, _num_logits(experts, rule)),
+            logits=self._arrays.logits.first(rows, self._num_logits(experts)),
             **self._rule_of(rule, experts, chosen, weights),
         )
         return chosen, weights
@@ -287,6 +289,11 @@ class RouteKernels:
             eps=self._eps,
         )
 
+    def _num_logits(self, experts: Experts[Weight]) -> int:
+        """Returns the rows of the router: one more for a shared expert that it weighs."""
+        assert isinstance(experts.router, Vector), "a vector is needed here"
+        return experts.router.data.shape[0] // self._features
+
     def _rule_of(
         self,
         rule: ExpertsConfig,
@@ -296,6 +303,7 @@ class RouteKernels:
     ) -> dict[str, Any]:
         """Returns the arguments of the choice of experts."""
         own, num_shared = part_of(experts.down).matrix.num_experts, _num_shared(experts)
+        num_logits = self._num_logits(experts)
         return {
             "bias": optional_vector(experts.router_bias, rule.num_experts),
             "selection_bias": optional_vector(experts.selection_bias, rule.num_experts),
@@ -312,13 +320,10 @@ class RouteKernels:
             "first_own": self._rank * own - num_shared,
             "num_own": own,
             "num_shared": num_shared,
+            "weighs_shared": num_logits - rule.num_experts,
         }
 
 
 def _num_shared(experts: Experts[Weight]) -> int:
     """Returns how many of a layer's experts are for every token."""
     return part_of(experts.down).matrix.num_shared
-
-
-def _num_logits(experts: Experts[Weight], rule: ExpertsConfig) -> int:
-    return rule.num_experts + _num_shared(experts)
