@@ -1,12 +1,13 @@
 // Norms by root mean square, and the addition before them.
 #include "rf/rms_norm.h"
 
-// Grid: (rows). x and weight f32.
+// x: f32 [rows, hidden_size], rows stride apart (a multiple of 4). weight: f32. Grid: (rows).
 extern "C" __global__ __launch_bounds__(1024) void rf_rms_norm(
     const float* __restrict__ x, const float* __restrict__ weight, float* __restrict__ out_f32,
     rf::half* __restrict__ out_f16, int8_t* __restrict__ out_q,
-    rf::ActScale* __restrict__ out_q_scale, int32_t out_q_lo_offset, int32_t hidden_size,
-    float eps) {
+    rf::ActScale* __restrict__ out_q_scale, int32_t out_q_lo_offset, int64_t stride,
+    int32_t hidden_size, float eps) {
+  x += static_cast<int64_t>(blockIdx.x) * (stride - hidden_size);
   rf::rms_norm<false>(blockIdx.x, {x},
                       {weight, {out_f32, out_f16, out_q, out_q_scale, out_q_lo_offset}}, {},
                       hidden_size, eps, [=] {

@@ -144,6 +144,13 @@ def quantized(model: TinyModel, type_name: str) -> TinyModel:
         if model.config["hidden_size_per_layer_input"]:
             sizes["hidden_size_per_layer_input"] = 256
         return replace(sized_gemma4(fitted, **sizes), name=f"{model.name}-{type_name}")
+    if model.hf_class in LATENT_CLASSES:  # results of heads, and where queries come from
+        sizes["v_head_dim"] = 64
+        keys = fitted.keys | {"attention.value_length_mla": 64}
+        if fitted.config["q_lora_rank"] is not None:
+            sizes["q_lora_rank"] = 256
+            keys = keys | {"attention.q_lora_rank": 256}
+        fitted = replace(fitted, keys=keys)
     return replace(fitted, name=f"{model.name}-{type_name}", config=fitted.config | sizes)
 
 

@@ -351,7 +351,16 @@ class ReferenceOps:
         rows = np.concatenate([self._rotate(step, rotating, spec), latent[:, None]], axis=-1)
         ops.store(self._caches[spec.layer].keys, self.stored_keys(rows), step.input.slot_mapping)
 
-    def absorb(self, step: Step, q: Float32Array, k_b: Weight, spec: AttentionSpec) -> Float32Array:
+    def absorb_and_store(
+        self,
+        step: Step,
+        q: Float32Array,
+        kv: Float32Array,
+        k_b: Weight,
+        norm: Weight,
+        spec: AttentionSpec,
+    ) -> Float32Array:
+        self.store_latent(step, kv, norm, spec)
         layer = self._config.layers[spec.layer]
         heads = np.reshape(q, (len(q), layer.num_heads, -1))
         plain, rotating = np.split(heads, [layer.latent_plain_dim], axis=-1)
@@ -359,7 +368,7 @@ class ReferenceOps:
         rows = np.concatenate([self._rotate(step, rotating, spec), absorbed], axis=-1)
         return rows.reshape(len(q), -1)
 
-    def expand(self, x: Float32Array, v_b: Weight, spec: AttentionSpec) -> Float32Array:
+    def expand(self, step: Step, x: Float32Array, v_b: Weight, spec: AttentionSpec) -> Float32Array:
         latent = _heads(x, self._config.layers[spec.layer].latent_rank)
         return ops.head_linear(latent, v_b.values).reshape(len(x), -1)
 
@@ -426,6 +435,12 @@ class ReferenceOps:
 
     def norm_projection(self, x: Float32Array, weight: Weight, bias: Weight | None) -> Float32Array:
         return self.norm(x, weight, bias)
+
+    def norm_first(
+        self, step: Step, x: Float32Array, weights: tuple[Weight, Weight], norm: Weight
+    ) -> tuple[Float32Array, Float32Array]:
+        first, second = self.qkv(step, x, weights, (None, None))
+        return self.norm(first, norm, None), second
 
     def norm_queries_and_keys(
         self, q: Float32Array, k: Float32Array, q_norm: Weight, k_norm: Weight

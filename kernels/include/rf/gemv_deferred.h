@@ -27,6 +27,17 @@ struct DeferredParts {
   alignas(16) float weighted[kActBlock];
 };
 
+// What the waves of a block found for column i of it. `waves`: that had a tile each.
+template <int kThreads>
+__device__ __forceinline__ float column_sum(const DeferredParts<kThreads>& parts, int waves,
+                                            int i) {
+  const int group = i / kGroupRows, j = group / kDeferredTiles;
+  const auto& of_tile = parts.sums[group % kDeferredTiles];
+  float sum = of_tile[0][0][j][i % kGroupRows];
+  for (int wave = 1; wave < waves; ++wave) sum += of_tile[wave][0][j][i % kGroupRows];
+  return sum;
+}
+
 // The columns of a block, and where the sum of the product and the residual goes.
 struct DeferredColumns {
   float* residual;      // [out_features]; becomes the sum
@@ -52,11 +63,8 @@ struct DeferredColumns {
                                          const Biased& biased) const {
     __syncthreads();
     if (threadIdx.x < kActBlock) {
-      const int i = threadIdx.x, group = i / kGroupRows, j = group / kDeferredTiles;
-      const auto& of_tile = parts.sums[group % kDeferredTiles];
-      float sum = of_tile[0][0][j][i % kGroupRows];
-      for (int wave = 1; wave < waves; ++wave) sum += of_tile[wave][0][j][i % kGroupRows];
-      sum = biased(column(), sum) + old;
+      const int i = threadIdx.x;
+      const float sum = biased(column(), column_sum(parts, waves, i)) + old;
       residual[column()] = sum;
       parts.columns[i] = sum;
       parts.weighted[i] = weighted(sum, own_weight)[0];
@@ -77,21 +85,19 @@ struct DeferredColumns {
   }
 };
 
-// Multiplies with tiles 2 b and 2 b + 1 of the matrix, where b is the block's number.
-template <class Format>
-__device__ __forceinline__ void deferred_sums(const uint8_t* weight, const Activations& x,
-                                              const Outputs& outputs, DeferredColumns& columns,
-                                              DeferredParts<>& parts) {
+// Multiplies with tiles 2 b and 2 b + 1 of the matrix, where b is `block`. Calls `begun` when the
+// first weights are on their way, before it reads x.
+template <class Format, class X, class Begun>
+__device__ __forceinline__ void deferred_sums(const uint8_t* weight, X& x, const Outputs& outputs,
+                                              int block, DeferredParts<>& parts,
+                                              const Begun& begun) {
   const int threads = static_cast<int>(blockDim.x) / kDeferredTiles;
   const int own = uniform(static_cast<int>(threadIdx.x) / threads);
   const int thread = static_cast<int>(threadIdx.x) - own * threads;
-  const int tile = static_cast<int>(blockIdx.x) * kDeferredTiles + own;
+  const int tile = block * kDeferredTiles + own;
   const Pieces pieces{thread / kGroupRows, threads / kGroupRows};
   float sums[1][kGroups] = {};
-  gemv_sums<Format>(weight, x, outputs, tile, pieces, sums, [&] {
-    x.wait();
-    columns.begin();
-  });
+  gemv_sums<Format>(weight, x, outputs, tile, pieces, sums, begun);
   let_next_begin();
   store_sums(sums, x, parts.sums[own][thread / kWave]);
 }

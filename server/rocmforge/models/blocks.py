@@ -89,7 +89,7 @@ class Role(Enum):
 class Fusion(Enum):
     """Weights that are multiplied with the same activation, so that they may be stored as one."""
 
-    QKV = auto()  # queries, keys, values and gates
+    QKV = auto()  # queries, keys, values and gates, or what they are made of
     GATE_UP = auto()
 
 
@@ -193,14 +193,17 @@ class LatentAttention(Generic[W]):
     """
 
     q: W | None = field(
-        default=None, metadata=column("direct_query_features", "hidden_size", adaptable=True)
+        default=None,
+        metadata=column("direct_query_features", "hidden_size", group=Fusion.QKV, adaptable=True),
     )
-    q_a: W | None = field(default=None, metadata=whole("latent_query_rank", "hidden_size"))
+    q_a: W | None = field(
+        default=None, metadata=whole("latent_query_rank", "hidden_size", group=Fusion.QKV)
+    )
     q_norm: W | None = field(default=None, metadata=whole("latent_query_rank"))
     q_b: W | None = field(
         default=None, metadata=column("latent_query_features", "latent_query_rank", adaptable=True)
     )
-    kv_a: W = field(metadata=whole("latent_features", "hidden_size"))
+    kv_a: W = field(metadata=whole("latent_features", "hidden_size", group=Fusion.QKV))
     kv_norm: W = field(metadata=whole("latent_rank"))
     # Of each head: what takes a query into the latent space, and a result out of it.
     k_b: W = field(metadata=column("num_heads", "latent_rank", "latent_plain_dim"))

@@ -23,16 +23,22 @@ from tests.support.states import with_layers, write
 OPTIONS = replace(SMALL, max_sequences=4, graphs="off", activation_bits="8")
 MIX = {
     "attn_v": "q6_k",
+    "attn_k_b": "q8_0",
     "_exps": "q5_0",
     "_shexp": "q5_0",
     "ffn_down": "q6_k",
     "ffn_gate_inp": "f32",
 }
 """As llama.cpp's Q4_K_M has it in half of the layers; rows of these experts are short."""
+DENSE = {"leading_dense_block_count": 9}, {"first_k_dense_replace": 9}
 
 
 def runner_of(stack: ExitStack, folder: Path, name: str, layers: int) -> HipRunner:
+    name, _, kind = name.partition(", ")
     model = quantized(by_name(name), "q4_k")
+    if kind == "dense":
+        of_file, of_config = DENSE
+        model = replace(model, keys=model.keys | of_file, config=model.config | of_config)
     if model.architecture == "gemma4":
         model = replace(sized_gemma4(model, num_hidden_layers=layers), name=f"{name}-{layers}")
         return load_hip(stack, write_quantized(model, "q4_k", folder, MIX), OPTIONS)
@@ -110,6 +116,24 @@ def test_launches_of_a_layer_with_experts(
 ) -> None:
     """Of one or two tokens, which are routed by the launch that norms them."""
     assert launches_of(stack, tmp_path, name, layer, tuple(expected), (1, 2)) == expected
+
+
+LATENT_LAUNCHES = {
+    "deepseek-v2, dense": (16, 15, 9, 7, 7, 8),
+    "deepseek-v2": (18, 17, 11, 11, 11, 12),
+    # Their queries are made of the norm of a product.
+    "deepseek-v3, dense": (18, 17, 11, 9, 8, 9),
+    "deepseek-v3": (17, 16, 11, 11, 9, 10),
+}
+"""In the order of `VARIANTS`."""
+
+
+@pytest.mark.parametrize("name", LATENT_LAUNCHES)
+def test_launches_of_a_layer_with_latent_attention(
+    stack: ExitStack, tmp_path: Path, name: str
+) -> None:
+    expected = dict(zip(VARIANTS, LATENT_LAUNCHES[name], strict=True))
+    assert launches_of(stack, tmp_path, name, 2, tuple(expected), (1, 2)) == expected
 
 
 def launches_of(

@@ -26,6 +26,7 @@ from rocmforge_hip.load.model import ModelLoading
 from rocmforge_hip.ops.activations import Activation
 from rocmforge_hip.ops.experts.latent import LatentKernels
 from rocmforge_hip.ops.geometry import Geometry
+from rocmforge_hip.ops.linear.mixed_gemv import is_norm_later
 from rocmforge_hip.ops.model_ops import HipOps
 from rocmforge_hip.ops.step.device_step import StagedRows
 from rocmforge_hip.ops.step.layout import StepLayout
@@ -100,6 +101,11 @@ PLANTED = (
     ("deferred experts", "rf_experts_choose_gate_up_*"),
     ("deferred experts", "rf_experts_add_down_*"),
     ("hosted experts", "rf_fetch_experts"),
+    ("queries to latent vectors", "rf_latent_absorb_*"),
+    ("latent vectors", "rf_latent_absorb_*"),
+    ("rounded results of heads", "rf_latent_expand_*"),
+    ("norm of a product", "rf_gemv_deferred_first"),
+    ("completed norm of a product", "rf_gemv_deferred_first"),
     ("gated gemm", "rf_repack_*"),
     ("split gemm", "rf_gemm_sum"),
     ("lora", "rf_lora_expand"),
@@ -401,17 +407,45 @@ def routed_before_the_sum(
 
 
 REAL_EXPAND, REAL_NEOX = HipOps.expand, LatentKernels._neox
+REAL_STORED, REAL_ROTATION = LatentKernels._stored, LatentKernels._rotation
+REAL_FIRST = HipOps.norm_first
 
 
-def results_of_neighbours(ops: HipOps, x: Activation, *others: Any) -> Any:
+def results_of_neighbours(ops: HipOps, step: Any, x: Activation, *others: Any) -> Any:
     """Each head has the sum of latent vectors of the next one."""
     x.f32 = as_the_next(x.f32.first(x.rows, 512)) if x.f32 is not None else None
-    return REAL_EXPAND(ops, x, *others)
+    return REAL_EXPAND(ops, step, x, *others)
 
 
 def other_pairs(kernels: LatentKernels, spec: Any) -> int:
     """Elements rotate in the pairs of the other style."""
     return 1 - REAL_NEOX(kernels, spec)
+
+
+def the_next(array: DeviceArray) -> DeviceArray:
+    """What stands behind each element but the last, which stays."""
+    step = array.dtype.itemsize * (array.shape[0] > 1)
+    return replace(array, address=array.address + step)
+
+
+def slots_of_neighbours(kernels: LatentKernels, *arguments: Any) -> dict[str, Any]:
+    """Rows are stored for the sequences behind theirs."""
+    stored = REAL_STORED(kernels, *arguments)
+    return {**stored, "slots": the_next(stored["slots"])}
+
+
+def positions_of_neighbours(kernels: LatentKernels, *arguments: Any) -> dict[str, Any]:
+    """Elements rotate as those of the sequences behind theirs."""
+    rotation = REAL_ROTATION(kernels, *arguments)
+    return {**rotation, "positions": the_next(rotation["positions"])}
+
+
+def factor_of_another_norm(ops: HipOps, *arguments: Any) -> Any:
+    """What reads a norm completes it with the first sum of its squares left out."""
+    first, second = REAL_FIRST(ops, *arguments)
+    assert is_norm_later(first)
+    first.squares = the_next(first.squares.first(first.features // 32))
+    return first, second
 
 
 @pytest.mark.usefixtures("host")
@@ -431,7 +465,14 @@ def other_pairs(kernels: LatentKernels, spec: Any) -> int:
         ("full attention", ModelLoading, "_load_slopes", lambda loading: None),
         ("absorb", LatentKernels, "_neox", other_pairs),
         ("store_latent", LatentKernels, "_neox", other_pairs),
+        ("queries to latent vectors", LatentKernels, "_neox", other_pairs),
+        ("latent vectors", LatentKernels, "_neox", other_pairs),
+        ("latent vectors", LatentKernels, "_stored", slots_of_neighbours),
+        ("latent vectors", LatentKernels, "_rotation", positions_of_neighbours),
+        ("queries to latent vectors", LatentKernels, "_rotation", positions_of_neighbours),
+        ("completed norm of a product", HipOps, "norm_first", factor_of_another_norm),
         ("expand", HipOps, "expand", results_of_neighbours),
+        ("rounded results of heads", HipOps, "expand", results_of_neighbours),
     ],
     ids=[
         "experts of neighbours",
@@ -447,7 +488,14 @@ def other_pairs(kernels: LatentKernels, spec: Any) -> int:
         "no slopes",
         "other pairs of queries",
         "other pairs of keys",
+        "other pairs of queries that one launch makes",
+        "other pairs of keys in that launch",
+        "slots of neighbours",
+        "keys of other positions",
+        "queries of other positions",
+        "the factor of another norm",
         "results of other heads",
+        "rounded results of other heads",
     ],
 )
 def test_a_mistake_in_the_use_of_right_kernels_fails_its_check(

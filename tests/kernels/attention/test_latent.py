@@ -19,6 +19,7 @@ CONTEXT = 50
 EPS = 1e-6
 TOKENS = 5
 PADDING = 3
+GAP = 4
 THREADS = 256
 
 Array = npt.NDArray[Any]
@@ -44,15 +45,14 @@ BY_CASE = pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 
 
 class Inputs:
-    """Random arguments; one token is padding."""
+    """Random arguments; one token is padding. Rows of q and kv lie `GAP` elements apart."""
 
     def __init__(self, case: Case) -> None:
         self.random = np.random.default_rng(7)
         queries = case.heads * (case.plain_dim + case.rotary_dim)
-        self.q, self.kv = (
-            self.normal(TOKENS, queries),
-            self.normal(TOKENS, case.rank + case.rotary_dim),
-        )
+        self.wide_q = self.normal(TOKENS, queries + GAP)
+        self.wide_kv = self.normal(TOKENS, case.rank + case.rotary_dim + GAP)
+        self.q, self.kv = self.wide_q[:, :-GAP], self.wide_kv[:, :-GAP]
         self.norm = self.normal(case.rank)
         self.positions = self.random.permutation(CONTEXT)[:TOKENS].astype(np.int32)
         self.slots = self.random.permutation(NUM_BLOCKS * BLOCK_TOKENS)[:TOKENS].astype(np.int64)
@@ -80,9 +80,10 @@ def test_queries_come_apart(device: Device, case: Case, half: bool) -> None:
     waves = THREADS // device.wave
     device.launch(
         "rf_latent_queries",
-        *(device.upload(x) for x in (inputs.q, inputs.cos, inputs.sin, inputs.positions)),
+        *(device.upload(x) for x in (inputs.wide_q, inputs.cos, inputs.sin, inputs.positions)),
         *((None, plain) if half else (plain, None)),
-        *(rows, chosen, weights, case.heads, case.plain_dim, case.rotary_dim, case.rank),
+        *(rows, chosen, weights, inputs.wide_q.shape[1]),
+        *(case.heads, case.plain_dim, case.rotary_dim, case.rank),
         int(case.style is RopeStyle.NEOX),
         grid=(TOKENS, -(-case.heads // waves)),
         block=THREADS,
@@ -108,10 +109,11 @@ def test_tokens_get_their_rows_of_the_cache(device: Device, case: Case, kind: st
     scale = device.upload(np.full(slots, 5, np.float32), "scale")
     device.launch(
         f"rf_latent_store_{kind}",
-        *(device.upload(x) for x in (inputs.kv, inputs.norm, inputs.cos, inputs.sin)),
+        *(device.upload(x) for x in (inputs.wide_kv, inputs.norm, inputs.cos, inputs.sin)),
         *(device.upload(inputs.positions), device.upload(inputs.slots), cache),
         *([scale] if kind == "int8" else []),
-        *(case.rank, case.rotary_dim, int(case.style is RopeStyle.NEOX), EPS),
+        *(inputs.wide_kv.shape[1], case.rank, case.rotary_dim),
+        *(int(case.style is RopeStyle.NEOX), EPS),
         grid=TOKENS,
         block=device.wave,
     )

@@ -6,6 +6,8 @@ those are the oracle, to the last bit; their own tests compare them with float64
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -113,3 +115,55 @@ def test_a_bias_is_added_first(device: Device) -> None:
 
 def test_a_row_of_more_sums_of_squares_than_a_wave_has_lanes(device: Device) -> None:
     _check(device, "q4_k", 4384, 512, block=GEMV_THREADS)
+
+
+@pytest.mark.parametrize("completes", [False, True], ids=["made", "left_for_later"])
+@pytest.mark.parametrize("apart", [False, True], ids=["one_matrix", "two_matrices"])
+@pytest.mark.parametrize("name", MIXED)
+def test_the_first_columns_are_those_of_a_norm(
+    device: Device, name: str, apart: bool, completes: bool
+) -> None:
+    """As where all columns are made before, and some then normed."""
+    rng, in_features, normed, others = np.random.default_rng(4), 256, 96, 72
+    sizes = (normed, others) if apart else (normed + others,)
+    layers = [random_layer(rng, name, features, in_features) for features in sizes]
+    quantised = quantise(random_activation(rng, 1, in_features), 1)
+    norm = device.upload(rng.standard_normal(normed).astype(np.float32))
+    x = device.upload(quantised.q), device.upload(quantised.scales), layers[0].quant_blocks
+    sums = device.upload(rng.uniform(0.5, 32, 8).astype(np.float32)) if completes else None
+    stored, found = sum(layer.stored_rows for layer in layers), []
+    for defers in (False, True):
+        outs = [device.empty((1, layer.out_features), np.float32) for layer in layers]
+        factors: list[tuple[Any, ...]] = [
+            (device.upload(layer.packed()), None, out, layer.out_features, FORMAT_NUMBERS[name])
+            for layer, out in zip(layers, outs, strict=True)
+        ]
+        factors += [(None, None, None, 0, 0)] * (3 - len(factors))
+        q, scale = device.empty((1, normed), np.int8), device.empty((normed // 32,), SCALE_DTYPE)
+        squares: DeviceArray | None = None
+        if defers:
+            squares = device.empty((normed // 32,), np.float32)
+            device.launch(
+                "rf_gemv_deferred_first",
+                *(*factors[0], *factors[1], *x, sums, EPS, normed, norm, q, scale, squares),
+                grid=stored // 32,
+                block=128,
+            )
+        else:
+            arguments = *factors[0], *factors[1], *factors[2], *x[:2]
+            rest = (x[2], sums, EPS) if completes else (1, 1, x[2])
+            device.launch(
+                "rf_gemv_deferred_mixed" if completes else "rf_gemv_mixed_r1",
+                *(*arguments, *rest),
+                grid=stored // 16,
+                block=64,
+            )
+            device.launch(
+                "rf_rms_norm",
+                *(outs[0], norm, None, None, q, scale, 0, outs[0].get().shape[1], normed, EPS),
+                grid=1,
+                block=norm_threads(normed),
+            )
+        read = _read(device, q, scale, squares, 64)
+        found.append([array.get().tobytes() for array in (*outs, q, *read)])
+    assert found[1] == found[0]

@@ -75,7 +75,7 @@ class _Case:
                 nothing = None, None, None, 0
                 device.launch(
                     "rf_rms_norm",
-                    *(product, self.post_norm, out, *nothing, features, EPS),
+                    *(product, self.post_norm, out, *nothing, features, features, EPS),
                     grid=rows,
                     block=threads,
                 )

@@ -28,7 +28,7 @@ def test_norm_in_float32_and_float16(device: Device, rows: int, dim: int, thread
     x, weight = random_rows(rows, dim), random_rows(1, dim, seed=2)[0]
     f32, f16 = device.empty((rows, dim), np.float32), device.empty((rows, dim), np.float16)
     if rows:
-        args = (device.upload(x), device.upload(weight), f32, f16, None, None, 0, dim, EPS)
+        args = (device.upload(x), device.upload(weight), f32, f16, None, None, 0, dim, dim, EPS)
         device.launch("rf_rms_norm", *args, grid=rows, block=threads)
     expected = expected_norm(x, weight)
     check(f32.get(), expected, rtol=2e-6, inputs={"x": x})
@@ -74,7 +74,7 @@ def test_what_is_added_may_be_normed(
     post, weight = (device.upload(random_rows(1, dim, seed=seed)[0]) for seed in (2, 4))
     x, between = device.upload(delta), device.empty((rows, dim), np.float32)
     if rows:
-        args = (x, post, between, None, None, None, 0, dim, EPS)
+        args = (x, post, between, None, None, None, 0, dim, dim, EPS)
         device.launch("rf_rms_norm", *args, grid=rows, block=threads)
     found = []
     for added, post_norm in ((between, None), (x, post)):
@@ -153,7 +153,7 @@ def test_int8_blocks(device: Device, rows: int, dim: int, threads: int) -> None:
     x[0, :32] = 0  # a block without a largest value
     q = device.empty((rows, dim), np.int8)
     scale = device.empty((rows, dim // 32), ACT_SCALE)
-    args = (device.upload(x), device.upload(weight), None, None, q, scale, 0, dim, EPS)
+    args = (device.upload(x), device.upload(weight), None, None, q, scale, 0, dim, dim, EPS)
     device.launch("rf_rms_norm", *args, grid=rows, block=threads)
 
     blocks = q.get().reshape(rows, dim // 32, 32).astype(np.float64)
@@ -174,17 +174,26 @@ def test_int8_blocks_with_two_slices(device: Device, adds: bool) -> None:
     scale = device.empty((2, 3, 18), ACT_SCALE)
     residual = (device.upload(np.zeros_like(x)), None, None) if adds else ()
     args = (device.upload(x), *residual, device.upload(weight), None, None, q, scale, x.size)
-    device.launch(f"rf_{'add_' * adds}rms_norm", *args, 576, EPS, grid=3, block=64)
+    sizes = (576,) if adds else (576, 576)
+    device.launch(f"rf_{'add_' * adds}rms_norm", *args, *sizes, EPS, grid=3, block=64)
     expected = expected_norm(x, weight)
     values = QuantisedActivation(q.get(), scale.get()).values()
     check(values, expected, rtol=3e-6, atol=float(np.abs(expected).max()) * 0.51 / 127 / 254)
+
+
+def test_rows_may_be_columns_of_a_wider_matrix(device: Device) -> None:
+    wide, weight = random_rows(3, 100), random_rows(1, 64, seed=2)[0]
+    f32 = device.empty((3, 64), np.float32)
+    args = (device.upload(wide), device.upload(weight), f32, None, None, None, 0, 100, 64, EPS)
+    device.launch("rf_rms_norm", *args, grid=3, block=64)
+    check(f32.get(), expected_norm(wide[:, :64], weight), rtol=2e-6)
 
 
 def test_all_outputs_at_once(device: Device) -> None:
     x, weight = random_rows(2, 128), random_rows(1, 128, seed=2)[0]
     f32, f16 = device.empty(x.shape, np.float32), device.empty(x.shape, np.float16)
     q, scale = device.empty(x.shape, np.int8), device.empty((2, 4), ACT_SCALE)
-    args = (device.upload(x), device.upload(weight), f32, f16, q, scale, 0, 128, EPS)
+    args = (device.upload(x), device.upload(weight), f32, f16, q, scale, 0, 128, 128, EPS)
     device.launch("rf_rms_norm", *args, grid=2, block=64)
     check(f16.get(), f32.get().astype(np.float16).astype(np.float64))
     scales = np.repeat(scale.get()["scale"], 32, axis=1).astype(np.float64)
@@ -194,7 +203,7 @@ def test_all_outputs_at_once(device: Device) -> None:
 def test_values_beyond_float16_saturate(device: Device) -> None:
     x, weight = np.ones((1, 32), np.float32), np.full(32, 1e6, np.float32)
     f16 = device.empty(x.shape, np.float16)
-    args = (device.upload(x), device.upload(weight), None, f16, None, None, 0, 32, EPS)
+    args = (device.upload(x), device.upload(weight), None, f16, None, None, 0, 32, 32, EPS)
     device.launch("rf_rms_norm", *args, grid=1, block=64)
     check(f16.get(), np.full((1, 32), 65504.0))
 
@@ -203,6 +212,6 @@ def test_a_nan_stays_in_its_row(device: Device) -> None:
     x, weight = random_rows(3, 64), np.ones(64, np.float32)
     x[1, 7] = np.nan
     f32 = device.empty(x.shape, np.float32)
-    args = (device.upload(x), device.upload(weight), f32, None, None, None, 0, 64, EPS)
+    args = (device.upload(x), device.upload(weight), f32, None, None, None, 0, 64, 64, EPS)
     device.launch("rf_rms_norm", *args, grid=3, block=64)
     assert np.isnan(f32.get()).all(axis=1).tolist() == [False, True, False]

@@ -61,6 +61,8 @@ MOST_EXPERTS: Final = 512
 """Of a layer."""
 MOST_SHARED_BLOCKS: Final = 128
 """Quant blocks of a row, where pairs share what is read of their expert."""
+MOST_PLAIN_DIM: Final = 512
+"""Elements of a query to latent vectors that do not rotate, where one launch does all with them."""
 
 IN_HEADERS: Final = MappingProxyType(
     {
@@ -93,6 +95,7 @@ IN_HEADERS: Final = MappingProxyType(
         "kRouteSoftmaxOfChosen": ROUTE_SOFTMAX_OF_CHOSEN,
         "kMostExperts": MOST_EXPERTS,
         "kMostSharedBlocks": MOST_SHARED_BLOCKS,
+        "kMostPlainDim": MOST_PLAIN_DIM,
     }
 )
 """By their names there."""

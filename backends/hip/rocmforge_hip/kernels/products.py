@@ -137,6 +137,24 @@ def rf_gemv_deferred(
     """Adds to the residual what `rf_gemv` makes; what reads the norm of the sum completes it."""
 
 
+def rf_gemv_deferred_first(
+    *,
+    first: Factor,
+    second: Factor,
+    q: Pointer,
+    scale: Pointer,
+    quant_blocks: I32,
+    completed: Pointer | None,
+    completed_eps: F32,
+    normed_columns: I32,
+    norm_weight: Pointer,
+    normed_q: Pointer,
+    normed_q_scale: Pointer,
+    squares: Pointer,
+) -> None:
+    """Multiplies with two matrices; what reads the norm of the first columns completes it."""
+
+
 def rf_gemm_int8(
     *,
     weight: Pointer,

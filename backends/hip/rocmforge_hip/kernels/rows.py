@@ -19,7 +19,9 @@ def rf_sum_rows(*, x: Pointer, ranges: Pointer, out: Pointer, hidden_size: I32) 
     """Adds up the rows of ranges."""
 
 
-def rf_rms_norm(*, x: Pointer, weight: Pointer, out: Forms, hidden_size: I32, eps: F32) -> None:
+def rf_rms_norm(
+    *, x: Pointer, weight: Pointer, out: Forms, stride: I64, hidden_size: I32, eps: F32
+) -> None:
     """Norms rows by their root mean square, in those forms that are not null."""
 
 

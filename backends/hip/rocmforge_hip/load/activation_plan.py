@@ -82,8 +82,6 @@ def _of_causal(
         product: Forms(f32=spec((tokens, features), "f4"))
         for product, features in _qkv_features(weights).items()
     }
-    rank = max(layer.latent_query_rank for layer in config.layers)
-    of_rank = spec((tokens, rank), "f4")
     partials = [  # results of splits, and what each has
         (max(geometry.prefill_results(), splits * layer.num_heads), layer)
         for index, layer in enumerate(config.layers)
@@ -100,7 +98,7 @@ def _of_causal(
         post_normed=Forms(f32=of_tokens) if has_post_norms else None,
         qkv=qkv[Product.QKV],
         qkv_2=qkv.get(Product.QKV_2),
-        qkv_3=qkv.get(Product.QKV_3) if not rank else _multiplied(tokens, rank, of_rank),
+        qkv_3=qkv.get(Product.QKV_3),
         qkv_4=qkv.get(Product.QKV_4),
         rotated=Forms(
             f16=spec((tokens, max(layer.query_features for layer in config.layers)), "f2")
@@ -158,7 +156,10 @@ def _of_latent(config: ModelConfig, tokens: int) -> LatentArrays[ArraySpec] | No
     grouped = max(min(tokens * heads, GROUPED_HEADS), MAX_GEMV_ROWS * heads)
     widest = max(max(layer.latent_rank, layer.latent_value_dim) for layer in layers)
     few = _quantised(MAX_GEMV_ROWS * heads, plain_dim)
+    query_rank = max(layer.latent_query_rank for layer in layers)
     return LatentArrays(
+        normed=_multiplied(tokens, query_rank) if query_rank else None,
+        squares=spec((ceil_div(query_rank, QUANT_BLOCK),), "f4") if query_rank else None,
         chosen=spec((tokens * heads,), "i4"),
         weights=spec((tokens * heads,), "f4"),
         plain=replace(

@@ -137,6 +137,8 @@ class LatentArrays(Generic[X]):
     G pairs are computed in groups at a time, as those of experts are.
     """
 
+    normed: Forms[X] | None  # [T, query_rank], what queries are made of
+    squares: X | None  # float32 [query_rank / QUANT_BLOCK], of one row: see `NormLater`
     chosen: X  # int32 [T * num_heads], the head of each pair
     weights: X  # float32 [T * num_heads], 1 for each
     plain: Forms[X]  # [T * num_heads, plain_dim], of queries

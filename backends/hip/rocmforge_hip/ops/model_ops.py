@@ -44,7 +44,7 @@ from rocmforge_hip.ops.step.device_step import DeviceStep
 from rocmforge_hip.ops.sums import Sums
 from rocmforge_hip.ops.tower import TowerRows
 from rocmforge_hip.weights.formats import Matrix, MatrixPart, Weight
-from rocmforge_hip.weights.products import Product
+from rocmforge_hip.weights.products import QKV_PRODUCTS, Product
 
 _UNCAPPED: Final = 1.0  # cap * tanh(x / cap) is tanh(x)
 
@@ -241,8 +241,10 @@ class HipOps:
     def linear(
         self, step: DeviceStep, x: Activation, weight: Weight, bias: Weight | None
     ) -> Activation:
-        self._sums.completed(x)
         part = part_of(weight)
+        if is_norm_later(x) and part.product in QKV_PRODUCTS:
+            return self.qkv(step, x, (weight,), (bias,))[0]
+        self._sums.completed(x)
         later = self._later(step, x, part, bias) if part.product is Product.DELTA else None
         if later is not None:
             return later
@@ -311,7 +313,7 @@ class HipOps:
         assert part_of(gate).matrix is part_of(up).matrix, "gate and up are one matrix"
         if self._lora.changes(step, part_of(gate).matrix):
             return self._lora.gated(step, x, part_of(gate), GATES[activation])
-        if step.variant.rounds_gated:
+        if step.variant.rounds_products:
             rounded = self.products.gated_int8(x, part_of(gate), GATES[activation])
             if rounded is not None:
                 return rounded
@@ -535,15 +537,23 @@ class HipOps:
         assert self._latent is not None
         self._latent.store(step, kv, norm, spec)
 
-    def absorb(
-        self, step: DeviceStep, q: Activation, k_b: Weight, spec: AttentionSpec
+    def absorb_and_store(
+        self,
+        step: DeviceStep,
+        q: Activation,
+        kv: Activation,
+        k_b: Weight,
+        norm: Weight,
+        spec: AttentionSpec,
     ) -> Activation:
         assert self._latent is not None
-        return self._latent.absorb(step, q, k_b, spec)
+        return self._latent.absorb_and_store(step, q, kv, k_b, norm, spec)
 
-    def expand(self, x: Activation, v_b: Weight, spec: AttentionSpec) -> Activation:
+    def expand(
+        self, step: DeviceStep, x: Activation, v_b: Weight, spec: AttentionSpec
+    ) -> Activation:
         assert self._latent is not None
-        return self._latent.expand(x, v_b, spec)
+        return self._latent.expand(step, x, v_b, spec)
 
     def short_convolution(
         self, step: DeviceStep, x: Activation, weight: Weight, layer: int
@@ -595,6 +605,20 @@ class HipOps:
         """Works in place."""
         self._norms.norm_projection(x, weight, bias)
         return x
+
+    def norm_first(
+        self, step: DeviceStep, x: Activation, weights: tuple[Weight, Weight], norm: Weight
+    ) -> tuple[Activation, Activation]:
+        if step.variant.defers_norms and not step.shape.lora_tiles:
+            found = self.products.norm_first(x, weights, norm, self._resources.config.norm_eps)
+            if found is not None:
+                return found
+        first, second = self.qkv(step, x, weights, (None, None))
+        assert self._arena.latent is not None
+        assert self._arena.latent.normed is not None
+        out = self._sums.to_multiply(self._arena.latent.normed, first.rows, first.features)
+        self._norms.norm(first, norm, None, out)
+        return out, second
 
     def norm_queries_and_keys(
         self, q: Activation, k: Activation, q_norm: Weight, k_norm: Weight

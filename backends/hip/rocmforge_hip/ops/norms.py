@@ -72,6 +72,7 @@ class RmsNorms:
             x=f32_of(x),
             weight=vector_of(weight, x.features),
             out=out,
+            stride=x.stride or x.features,
             hidden_size=x.features,
             eps=self.eps if eps is None else eps,
         )

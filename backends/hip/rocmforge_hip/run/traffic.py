@@ -121,7 +121,7 @@ def _predictor_bytes(config: ModelConfig, weights: ModelWeights[Planned]) -> tup
     """
     found: dict[int, tuple[int, bool]] = {}
     for place, planned in walk(weights):
-        fills = place.declared.group is Fusion.QKV or place.name == "latent.kv_a"
+        fills = place.declared.group is Fusion.QKV
         if place.name.startswith("predictor."):
             if place.declared.shape[0] == "vocab_size":
                 continue

@@ -1,7 +1,8 @@
 """The placement of each tensor of the file on the device; nothing is read or allocated yet.
 
-Query, key and value of one stored type are stacked into one matrix, and gate and up interleaved:
-both are multiplied with the same activation, and one launch reads more memory at a time than three.
+Query, key and value of one stored type, or what they are made of, are stacked into one matrix, and
+gate and up interleaved: both are multiplied with the same activation, and one launch reads more
+memory at a time than three.
 """
 
 from __future__ import annotations
@@ -239,20 +240,13 @@ def _product(place: WeightPlace) -> Product | None:
             | "merger_features"
         ):
             return Product.INTERMEDIATE
-        case (
-            "direct_query_features"
-            | "latent_query_features"
-            | "gated_features"
-            | "mamba_input_features"
-        ):
+        case "gated_features" | "mamba_input_features":
             return Product.QKV
         case "per_layer_features":
             return Product.PER_LAYER
         case "per_layer_size":
             return Product.PER_LAYER_GATE
-        case "latent_features":
-            return Product.QKV_2
-        case "latent_query_rank":
+        case "latent_query_features":  # what they are made of, and keys and values, is in two more
             return Product.QKV_3
         case "vocab_size":
             return Product.LOGITS

@@ -84,13 +84,15 @@ def fill_predictor(
 ) -> None:
     """Fills the predictor's cache for the step's tokens, whose hidden states are stored already.
 
-    That takes two matrix products: nobody asks what it would guess for tokens that are known.
+    That takes two matrix products, or launches that multiply with several matrices: nobody asks
+    what it would guess for tokens that are known.
     """
     layer, spec = weights.layers[-1], attention_specs(config)[-1]
     residual = _predictor_input(config, weights, ops, step)
     x = ops.norm(residual, present(layer.attention_norm), None)
     if (latent := layer.latent) is not None:
-        ops.store_latent(step, ops.linear(step, x, latent.kv_a, None), latent.kv_norm, spec)
+        _, kv = ops.qkv(step, x, _latent_inputs(latent), (None, None))
+        ops.store_latent(step, kv, latent.kv_norm, spec)
     else:
         _store(config, present(layer.attention), ops, step, x, spec)
 
@@ -231,17 +233,20 @@ def _latent_attention(
 
     They are multiplied into queries and results (DeepSeek-AI 2024, section 2.1.2).
     """
-    if latent.q_a is None:
-        q = ops.linear(step, x, present(latent.q), None)
+    if latent.q_b is None:
+        q, kv = ops.qkv(step, x, _latent_inputs(latent), (None, None))
     else:
-        q = ops.linear(step, x, latent.q_a, None)
-        q = ops.norm_projection(q, present(latent.q_norm), None)
-        q = ops.linear(step, q, present(latent.q_b), None)
-    ops.store_latent(step, ops.linear(step, x, latent.kv_a, None), latent.kv_norm, spec)
-    q = ops.absorb(step, q, latent.k_b, spec)
+        q, kv = ops.norm_first(step, x, _latent_inputs(latent), present(latent.q_norm))
+        q = ops.linear(step, q, latent.q_b, None)
+    q = ops.absorb_and_store(step, q, kv, latent.k_b, latent.kv_norm, spec)
     x = ops.attention(step, q, spec, None)
-    x = ops.expand(x, latent.v_b, spec)
+    x = ops.expand(step, x, latent.v_b, spec)
     return ops.linear(step, x, latent.output, None)
+
+
+def _latent_inputs(latent: LatentAttention[W]) -> tuple[W, W]:
+    """Returns what makes queries, or what those are made of, and what makes latent vectors."""
+    return present(latent.q) if latent.q_a is None else latent.q_a, latent.kv_a
 
 
 def _short_convolution(

@@ -399,24 +399,30 @@ class Ops(Protocol[A, W, S]):
         """
         ...
 
-    def absorb(self, step: S, q: A, k_b: W, spec: AttentionSpec) -> A:
-        """Returns queries to such rows: [T, num_heads * (rotary_dim + rank)].
+    def absorb_and_store(self, step: S, q: A, kv: A, k_b: W, norm: W, spec: AttentionSpec) -> A:
+        """Returns queries to such rows, and stores those of `kv` as `store_latent` does.
 
-        That of a head is its rotated end, then k_b[head] @ its beginning: what it would give times
-        a head's key, k_b[head].T @ latent vector, it gives times the latent vector itself.
+        The query of a head is its rotated end, then k_b[head] @ its beginning: what it would give
+        times a head's key, k_b[head].T @ latent vector, it gives times the latent vector itself.
 
         Args:
-            step: Gives the positions.
+            step: Gives the positions and the slots of its tokens.
             q: [T, num_heads * (plain_dim + rotary_dim)].
+            kv: [T, rank + rotary_dim].
             k_b: [num_heads, rank, plain_dim].
+            norm: [rank].
             spec: Names the layer.
+
+        Returns:
+            [T, num_heads * (rotary_dim + rank)].
         """
         ...
 
-    def expand(self, x: A, v_b: W, spec: AttentionSpec) -> A:
+    def expand(self, step: S, x: A, v_b: W, spec: AttentionSpec) -> A:
         """Returns v_b[head] @ the result of each head: [T, num_heads * value_dim].
 
         Args:
+            step: The running one.
             x: [T, num_heads * rank], sums of latent vectors.
             v_b: [num_heads, value_dim, rank].
             spec: Names the layer.
@@ -483,6 +489,17 @@ class Ops(Protocol[A, W, S]):
 
     def norm_projection(self, x: A, weight: W, bias: W | None) -> A:
         """Returns the norm of queries or keys, all heads as one row; may overwrite x."""
+        ...
+
+    def norm_first(self, step: S, x: A, weights: tuple[W, W], norm: W) -> tuple[A, A]:
+        """Returns the norm of x @ the first matrix.T, and x @ the second.T as it is.
+
+        Args:
+            step: The running one.
+            x: [T, in_features].
+            weights: [out_features, in_features] each.
+            norm: [out_features of the first].
+        """
         ...
 
     def norm_queries_and_keys(self, q: A, k: A, q_norm: W, k_norm: W) -> tuple[A, A]:

@@ -1,19 +1,21 @@
 """Multi-head latent attention around `CachedAttention`: queries, rows of the cache, and results.
 
 The matrices of heads are those of experts to the kernels: each pair of a token and a head is
-multiplied with the matrix of that head. Few tokens go through the kernels for few pairs, more of
-them through grouped GEMM.
+multiplied with the matrix of that head. Few tokens go through the kernels for few pairs, or through
+those that do at once what lies around the products; more of them go through grouped GEMM.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
 from rocmforge.models.config import ModelConfig
 from rocmforge.models.forward.ops import AttentionSpec
 from rocmforge.models.layer_config import LatentConfig
 from rocmforge.models.rope_config import RopeStyle
+from rocmforge_hip.device.constants import MOST_PLAIN_DIM, QUANT_BLOCK
+from rocmforge_hip.device.kernel import Kernel
 from rocmforge_hip.device.library import KernelLibrary
 from rocmforge_hip.device.memory import DeviceArray
 from rocmforge_hip.kernels import latent as kernels
@@ -21,13 +23,15 @@ from rocmforge_hip.ops.activations import GROUPED_HEADS, Activation, ActivationA
 from rocmforge_hip.ops.cached_attention import DeviceRopeTable, LayerCache
 from rocmforge_hip.ops.experts.grouped_products import GroupedProducts
 from rocmforge_hip.ops.experts.pairs import down_kernels
-from rocmforge_hip.ops.linear.gemv import GEMV_OUTPUTS
+from rocmforge_hip.ops.linear.gemv import GEMV_OUTPUTS, GEMV_THREADS, gemv_threads
+from rocmforge_hip.ops.linear.mixed_gemv import TILES_AT_ONCE
 from rocmforge_hip.ops.linear.products import LinearKernels
 from rocmforge_hip.ops.operands import empty, f16_of, f32_of, part_of, vector_of
 from rocmforge_hip.ops.step.device_step import DeviceStep
 from rocmforge_hip.weights.formats import Matrix, Weight, ceil_div
 
 _THREADS: Final = 256
+_LOADED: Final = 4  # elements of a query, at a time
 
 
 class LatentKernels:
@@ -66,67 +70,86 @@ class LatentKernels:
         self._queries = library.kernel("rf_latent_queries", kernels.rf_latent_queries)
         self._join = library.kernel("rf_join_heads", kernels.rf_join_heads)
         self._few = down_kernels(library, formats, products.slices)
+        at_once = [name for name in formats if library.has(f"rf_latent_absorb_{name}")]
+        self._absorb = {
+            name: library.kernel(f"rf_latent_absorb_{name}", kernels.rf_latent_absorb)
+            for name in at_once
+        }
+        self._expand = {
+            name: library.kernel(f"rf_latent_expand_{name}", kernels.rf_latent_expand)
+            for name in at_once
+        }
         self._grouped = GroupedProducts(library, formats, self._arrays.pairs)
 
     def store(self, step: DeviceStep, kv: Activation, norm: Weight, spec: AttentionSpec) -> None:
         """Does as `Ops.store_latent` says."""
-        latent, cache = self._latent(spec), self._caches[spec.layer]
-        table = self._tables[spec.local_rope]
         self._store.launch(
             (kv.rows, 1, 1),
             self._wave,
-            kv=f32_of(kv),
-            norm=vector_of(norm, latent.rank),
-            cosine=table.cos,
-            sine=table.sin,
-            positions=step.inputs.positions,
-            slots=step.inputs.slots,
-            cache=cache.keys,
-            scale=cache.key_scale,
-            rank=latent.rank,
-            rotary_dim=latent.rotary_dim,
-            neox=self._neox(spec),
-            eps=self._config.norm_eps,
+            **self._rotation(step, spec),
+            **self._stored(step, kv, norm, spec),
+            stride=kv.stride or kv.features,
         )
 
-    def absorb(
-        self, step: DeviceStep, q: Activation, k_b: Weight, spec: AttentionSpec
+    def absorb_and_store(
+        self,
+        step: DeviceStep,
+        q: Activation,
+        kv: Activation,
+        k_b: Weight,
+        norm: Weight,
+        spec: AttentionSpec,
     ) -> Activation:
-        """Does as `Ops.absorb` says."""
+        """Does as `Ops.absorb_and_store` says."""
         layer, latent = self._config.layers[spec.layer], self._latent(spec)
-        heads, table, matrix = layer.num_heads, self._tables[spec.local_rope], part_of(k_b).matrix
+        heads, matrix = layer.num_heads, part_of(k_b).matrix
         assert self._arena.rotated is not None
         rows = self._arena.rotated.float16(q.rows, layer.query_features)
-        plain = empty(
-            self._arrays.plain, q.rows * heads, latent.plain_dim, half=self._is_many(q.rows)
-        )
+        queries: dict[str, Any] = {
+            "q": f32_of(q),
+            "q_stride": q.stride or q.features,
+            "rows": rows,
+            "chosen": self._arrays.chosen,
+            "weights": self._arrays.weights,
+            "heads": heads,
+            "plain_dim": latent.plain_dim,
+        }
+        out = Activation(self._arena.rotated, q.rows, layer.query_features, f16=rows)
+        if step.variant.rounds_products and self._absorbs_at_once(q, matrix):
+            self._absorb[matrix.format.name].launch(
+                (q.rows * heads, matrix.stored_rows // GEMV_OUTPUTS + 2, 1),
+                gemv_threads(matrix.quant_blocks),
+                weight=matrix.data,
+                head_bytes=matrix.nbytes,
+                **queries,
+                **self._rotation(step, spec),
+                **self._stored(step, kv, norm, spec),
+                kv_stride=kv.stride or kv.features,
+            )
+            return out
+        self.store(step, kv, norm, spec)
+        many = self._is_many(q.rows)
+        plain = empty(self._arrays.plain, q.rows * heads, latent.plain_dim, half=many)
         self._queries.launch(
             (q.rows, ceil_div(heads, _THREADS // self._wave), 1),
             _THREADS,
-            q=f32_of(q),
-            cosine=table.cos,
-            sine=table.sin,
-            positions=step.inputs.positions,
             out=plain,
-            rows=rows,
-            chosen=self._arrays.chosen,
-            weights=self._arrays.weights,
-            heads=heads,
-            plain_dim=latent.plain_dim,
-            rotary_dim=latent.rotary_dim,
             rank=latent.rank,
-            neox=self._neox(spec),
+            **queries,
+            **self._rotation(step, spec),
         )
         to = rows.first(q.rows * heads, layer.key_dim)
-        if self._is_many(q.rows):
+        if many:
             self._multiply_many(plain, matrix, to, latent.rotary_dim)
         else:
             products = self._arrays.products.first(plain.rows, latent.rank)
             self._multiply_few(plain, matrix, products)
             self._join_rows(products, None, to, latent.rotary_dim)
-        return Activation(self._arena.rotated, q.rows, layer.query_features, f16=rows)
+        return out
 
-    def expand(self, x: Activation, v_b: Weight, spec: AttentionSpec) -> Activation:
+    def expand(
+        self, step: DeviceStep, x: Activation, v_b: Weight, spec: AttentionSpec
+    ) -> Activation:
         """Does as `Ops.expand` says."""
         layer, latent = self._config.layers[spec.layer], self._latent(spec)
         heads, matrix, many = layer.num_heads, part_of(v_b).matrix, self._is_many(x.rows)
@@ -144,9 +167,70 @@ class LatentKernels:
         if many:
             to = f16_of(out).first(x.rows * heads, latent.value_dim)
             self._multiply_many(pairs, matrix, to, 0)
+        elif step.variant.rounds_products and self._rounds(x.rows, matrix):
+            self._products.forms.give_int8(out)
+            self._expand[matrix.format.name].launch(
+                (pairs.rows, matrix.out_features // QUANT_BLOCK, 1),
+                TILES_AT_ONCE * gemv_threads(matrix.quant_blocks),
+                weight=matrix.data,
+                **self._products.forms.multiplied(pairs, matrix),
+                out=out,
+                head_bytes=matrix.nbytes,
+                heads=heads,
+                out_features=matrix.out_features,
+                quant_blocks=matrix.quant_blocks,
+            )
         else:
             self._multiply_few(pairs, matrix, f32_of(out))
         return out
+
+    def _rotation(self, step: DeviceStep, spec: AttentionSpec) -> dict[str, Any]:
+        """Returns how what rotates does, as kernels take it."""
+        table = self._tables[spec.local_rope]
+        return {
+            "cosine": table.cos,
+            "sine": table.sin,
+            "positions": step.inputs.positions,
+            "rotary_dim": self._latent(spec).rotary_dim,
+            "neox": self._neox(spec),
+        }
+
+    def _stored(
+        self, step: DeviceStep, kv: Activation, norm: Weight, spec: AttentionSpec
+    ) -> dict[str, Any]:
+        """Returns what is stored and where, as kernels take it."""
+        rank, cache = self._latent(spec).rank, self._caches[spec.layer]
+        return {
+            "kv": f32_of(kv),
+            "norm": vector_of(norm, rank),
+            "slots": step.inputs.slots,
+            "cache": cache.keys,
+            "scale": cache.key_scale,
+            "rank": rank,
+            "eps": self._config.norm_eps,
+        }
+
+    def _absorbs_at_once(self, q: Activation, matrix: Matrix) -> bool:
+        """Returns whether one launch makes queries to rows of the cache, and stores rows."""
+        return (
+            self._are_few(q.rows, matrix, self._absorb)
+            and matrix.in_features <= MOST_PLAIN_DIM
+            and (q.stride or q.features) % _LOADED == 0
+        )
+
+    def _rounds(self, rows: int, matrix: Matrix) -> bool:
+        """Returns whether one launch multiplies results of heads and rounds what that makes."""
+        threads = TILES_AT_ONCE * gemv_threads(matrix.quant_blocks)
+        return (
+            self._are_few(rows, matrix, self._expand)
+            and matrix.out_features % QUANT_BLOCK == 0
+            and threads <= GEMV_THREADS
+        )
+
+    def _are_few(self, rows: int, matrix: Matrix, kernels: Mapping[str, Kernel[...]]) -> bool:
+        """Returns whether one of these kernels takes so many tokens, in one slice each."""
+        is_one = self._products.slices == 1
+        return is_one and not self._is_many(rows) and matrix.format.name in kernels
 
     def _latent(self, spec: AttentionSpec) -> LatentConfig:
         latent = self._config.layers[spec.layer].latent
@@ -163,7 +247,7 @@ class LatentKernels:
         """Multiplies pairs with the matrices of their heads: float32 [pairs, out_features]."""
         self._few[matrix.format.name].launch(
             (x.rows, matrix.stored_rows // GEMV_OUTPUTS, 1),
-            _THREADS,
+            gemv_threads(matrix.quant_blocks),
             weight=matrix.data,
             places=matrix.places,
             **self._products.forms.multiplied(x, matrix),

@@ -47,6 +47,16 @@ class _Factor(NamedTuple):
 _NO_FACTOR: Final = _Factor(None, None, None, 0, 0)
 
 
+def _factor_of(matrix: Matrix, bias: Weight | None, out: Activation) -> _Factor:
+    return _Factor(
+        matrix.data,
+        optional_vector(bias, matrix.out_features),
+        out.f32,
+        matrix.out_features,
+        FORMAT_NUMBERS[matrix.format.name],
+    )
+
+
 @dataclass(slots=True, eq=False, kw_only=True)
 class UnmadeProduct(Activation):
     """A product that what adds it to the residual makes."""
@@ -116,6 +126,11 @@ class MixedGemvKernels:
         self._deferred = (
             library.kernel("rf_gemv_deferred", products.rf_gemv_deferred) if has_mixed else None
         )
+        self._deferred_first = (
+            library.kernel("rf_gemv_deferred_first", products.rf_gemv_deferred_first)
+            if has_mixed and arena.latent is not None
+            else None
+        )
         self._completing = (
             (
                 library.kernel("rf_gemv_deferred_mixed", products.rf_gemv_deferred_mixed),
@@ -148,16 +163,8 @@ class MixedGemvKernels:
         for place, (part, bias) in enumerate(stacks):
             matrix = part.matrix
             assert x.features == matrix.in_features, (x.features, matrix.in_features)
-            assert part.product is not None, "nothing is multiplied with this table"
-            result = self._arena.product(part.product)
-            results[matrix] = out = empty(result, x.rows, matrix.out_features, half=False)
-            factors[place] = _Factor(
-                matrix.data,
-                optional_vector(bias, matrix.out_features),
-                out.f32,
-                matrix.out_features,
-                FORMAT_NUMBERS[matrix.format.name],
-            )
+            results[matrix] = out = self._empty_product(x.rows, part)
+            factors[place] = _factor_of(matrix, bias, out)
         first, second, third = factors
         q, scale = self._forms.int8(x)
         stored_rows = sum(matrix.stored_rows for matrix in results)
@@ -196,8 +203,7 @@ class MixedGemvKernels:
     def gated(self, x: Activation, part: MatrixPart, gate: int) -> Activation:
         """Returns the gated product in float32 and int8."""
         matrix = part.matrix
-        assert part.product is not None, "nothing is multiplied with this table"
-        out = empty(self._arena.product(part.product), x.rows, matrix.out_features, half=False)
+        out = self._empty_product(x.rows, part)
         self._forms.give_int8(out)
         q, scale = self._forms.int8(x)
         launched = (matrix.out_features // QUANT_BLOCK, 1, 1), gemv_threads(matrix.quant_blocks)
@@ -235,6 +241,12 @@ class MixedGemvKernels:
         )
         return out
 
+    def _empty_product(self, rows: int, part: MatrixPart) -> Activation:
+        """Returns what the product of so many rows with the whole matrix is to be written to."""
+        assert part.product is not None, "nothing is multiplied with this table"
+        arrays = self._arena.product(part.product)
+        return empty(arrays, rows, part.matrix.out_features, half=False)
+
     def add_and_defer(
         self, product: UnmadeProduct, residual: Activation, weight: Weight, eps: float
     ) -> NormLater:
@@ -269,6 +281,57 @@ class MixedGemvKernels:
             **out.parts(),
         )
         return out
+
+    def norm_first(
+        self, x: Activation, first: MatrixPart, second: MatrixPart, norm: Weight, eps: float
+    ) -> tuple[NormLater, Activation]:
+        """Multiplies a row, and returns the norm of the first product for what reads it.
+
+        Args:
+            x: [1, in_features]; a norm that was left for later is completed.
+            first: The first outputs of its matrix, as many as whole quant blocks.
+            second: Of the same matrix, or of another.
+            norm: float32 [out_features of the first].
+            eps: Of the norm.
+
+        Returns:
+            The norm, and the product with the whole matrix of the second.
+        """
+        latent, rank = self._arena.latent, first.out_features
+        assert self._deferred_first is not None
+        assert latent is not None
+        assert latent.normed is not None
+        assert latent.squares is not None
+        is_one = first.matrix is second.matrix
+        outs = [self._empty_product(x.rows, part) for part in (first, second)]
+        residual = Activation(
+            outs[0].arrays, x.rows, rank, f32=f32_of(outs[0]).columns(0, rank), stride=rank
+        )
+        out = NormLater(
+            *(latent.normed, x.rows, rank),
+            residual=residual,
+            weight=norm,
+            squares=latent.squares.first(x.rows, rank // QUANT_BLOCK),
+            eps=eps,
+        )
+        self._forms.give_int8(out)
+        q, scale = self._forms.int8(x)
+        matrices = dict.fromkeys((first.matrix, second.matrix))
+        self._deferred_first.launch(
+            (sum(matrix.stored_rows for matrix in matrices) // QUANT_BLOCK, 1, 1),
+            TILES_AT_ONCE * gemv_threads(x.features // QUANT_BLOCK),
+            first=_factor_of(first.matrix, None, outs[0]),
+            second=_NO_FACTOR if is_one else _factor_of(second.matrix, None, outs[1]),
+            q=q,
+            scale=scale,
+            quant_blocks=x.features // QUANT_BLOCK,
+            completed=x.squares if is_norm_later(x) else None,
+            completed_eps=x.eps if is_norm_later(x) else 0.0,
+            normed_columns=rank,
+            norm_weight=vector_of(norm, rank),
+            **out.parts(),
+        )
+        return out, outs[0 if is_one else 1]
 
     def norm_later(self, residual: Activation, weight: Weight, eps: float) -> NormLater:
         """Returns the norm of the residual, whose first part is still to be written."""

@@ -183,6 +183,18 @@ class LinearKernels:
         """Returns what `MixedGemvKernels.norm_later` does."""
         return self._mixed.norm_later(residual, weight, eps)
 
+    def norm_first(
+        self, x: Activation, weights: tuple[Weight, Weight], norm: Weight, eps: float
+    ) -> tuple[NormLater, Activation] | None:
+        """Returns what `Ops.norm_first` does, the norm for later; None: no launch makes both."""
+        first, second = (part_of(weight) for weight in weights)
+        if not self._mixed.defers(x.rows) or first.first or first.out_features % QUANT_BLOCK:
+            return None
+        if not self._are_mixed(x, (first.matrix, second.matrix)):
+            return None
+        normed, product = self._mixed.norm_first(x, first, second, norm, eps)
+        return normed, _columns(product, second)
+
     def completes(self, x: Activation, weights: Sequence[Weight]) -> bool:
         """Returns whether `qkv` completes the norm that x is, multiplying with these matrices."""
         matrices = {part_of(weight).matrix for weight in weights}

@@ -22,8 +22,10 @@ class StepVariant:
     """Whether the last block of a product adds it to the residual and norms the sum."""
     defers_norms: bool
     """Whether products are added where they are made, and what reads the sum completes its norm."""
-    rounds_gated: bool
-    """Whether the product with gate and up is rounded to int8 by the launch that makes it."""
+    rounds_products: bool
+    """Whether the product with gate and up is rounded to int8 by the launch that makes it. With
+    latent attention, so are results of heads, and one launch rounds queries, multiplies them with
+    matrices of heads, rotates and stores."""
 
 
 PLAIN: Final = StepVariant(
@@ -31,11 +33,11 @@ PLAIN: Final = StepVariant(
     fuses_states=False,
     norms_products=False,
     defers_norms=False,
-    rounds_gated=False,
+    rounds_products=False,
 )
 """The way of all other steps."""
 _FUSED: Final = replace(PLAIN, fuses_attention=True, fuses_states=True)
-_ROUNDED: Final = replace(_FUSED, rounds_gated=True)
+_ROUNDED: Final = replace(_FUSED, rounds_products=True)
 VARIANTS: Final = MappingProxyType(
     {
         "plain": PLAIN,
@@ -43,7 +45,7 @@ VARIANTS: Final = MappingProxyType(
         "rounded": _ROUNDED,
         "fewest": replace(_ROUNDED, norms_products=True),
         "deferred": replace(_ROUNDED, defers_norms=True),
-        "deferred-plain": replace(PLAIN, rounds_gated=True, defers_norms=True),
+        "deferred-plain": replace(PLAIN, rounds_products=True, defers_norms=True),
     }
 )
 """By name: those that there is a choice of."""

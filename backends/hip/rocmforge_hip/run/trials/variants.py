@@ -125,7 +125,8 @@ def _run(runner: HipRunner, steps: TrialSteps, case: TrialCase) -> dict[str, lis
     names = [
         name
         for name, variant in VARIANTS.items()
-        if case.sequences <= MAX_GEMV_ROWS or not (variant.norms_products or variant.rounds_gated)
+        if case.sequences <= MAX_GEMV_ROWS
+        or not (variant.norms_products or variant.rounds_products)
     ]
     outputs: dict[str, list[StepOutput]] = {name: [] for name in names}
     unused: list[StepOutput] = []
