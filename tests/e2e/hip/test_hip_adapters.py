@@ -73,6 +73,18 @@ def test_every_architecture_gives_the_references_logits(
     assert_adapters_agree(ours, theirs, FLOAT_TOLERANCE)
 
 
+def test_queries_that_are_stored_with_latent_vectors(stack: ExitStack, tmp_path: Path) -> None:
+    model = fitting(by_name("deepseek-v2"))
+    keys = model.keys | {"leading_dense_block_count": 3}
+    model = replace(model, keys=keys, config=model.config | {"first_k_dense_replace": 3})
+    recipe = TinyAdapter(seed=2, rank=20, targets=("q_proj", "o_proj", "up_proj"))
+    adapter = write_adapter(tmp_path / "adapter.gguf", model, recipe)
+    options = replace(OPTIONS, adapters=(AdapterSpec(name="adapter", path=str(adapter)),))
+    path = write_model(model, tmp_path)
+    ours, theirs = (Driver(load(stack, path, options)) for load in (load_hip, load_reference))
+    assert_adapters_agree(ours, theirs, FLOAT_TOLERANCE, (0, NO_ADAPTER))
+
+
 def test_adapters_of_some_matrices_and_of_other_ranks(stack: ExitStack, tmp_path: Path) -> None:
     model = fitting(by_name("phi3"))
     ours, theirs = drivers(stack, model, write_model(model, tmp_path), tmp_path)
