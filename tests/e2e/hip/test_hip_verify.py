@@ -160,6 +160,8 @@ PLANTED = (
     ("gated_norm", "rf_gated_norm"),
     ("delta_net at once", "rf_gated_delta_step"),
     ("mamba at once", "rf_mamba_step"),
+    ("joint_norm", "rf_gated_squares"),
+    ("joint_norm", "rf_joint_norm"),
 )
 
 

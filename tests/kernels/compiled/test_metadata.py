@@ -104,8 +104,8 @@ def test_products_of_many_rows_use_matrix_instructions(target: Target) -> None:
 def test_inner_loops_load_sixteen_bytes_at_a_time(target: Target) -> None:
     products = r"gemv|gemm(?!_int8)"
     inner = rf"({products}|attention_decode|attention_prefill_f16|attention_full)_.*\d|lora_.*"
-    rows = r"(add_(shared_)?)?(layer|rms)_norm|gated_norm|gelu_(tanh_|quick_)?half|rope_half"
-    rows += r"|sum_rows|embed_(add|between)_.*"
+    rows = r"(add_(shared_)?)?(layer|rms)_norm|gated_(norm|squares)|joint_norm"
+    rows += r"|gelu_(tanh_|quick_)?half|rope_half|sum_rows|embed_(add|between)_.*"
     states = r"short_conv|gated_delta(_step|_solve|_chunks)?|mamba(_step|_scores|_chunks)?"
     for report in named(target, rf"rf_({inner}|{rows}|{states})"):
         assert report.instructions["load16"] > 0, report.kernel

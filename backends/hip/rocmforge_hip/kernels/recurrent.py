@@ -214,3 +214,22 @@ def rf_gated_norm(
     eps: F32,
 ) -> None:
     """Norms groups of each row, and multiplies with the gate before or after it."""
+
+
+def rf_gated_squares(*, x: Pointer, z: Pointer, squares: Pointer, z_stride: I64, dim: I32) -> None:
+    """Adds up the squares of each row once it is multiplied with its gate."""
+
+
+def rf_joint_norm(
+    *,
+    x: Pointer,
+    z: Pointer,
+    weight: Pointer,
+    squares: Pointer,
+    out: Forms,
+    z_stride: I64,
+    dim: I32,
+    features: I32,
+    eps: F32,
+) -> None:
+    """Norms parts of rows, of whose squares it has the sums, behind a gate."""

@@ -20,6 +20,7 @@ from rocmforge_hip.device.recurrent import (
     RecurrentBatch,
 )
 from rocmforge_hip.ops.activations import Activation, Forms
+from rocmforge_hip.ops.recurrent.joint_norm import JointNorm
 from rocmforge_hip.ops.recurrent.kernels import RecurrentKernels
 from rocmforge_hip.verify import oracle
 from rocmforge_hip.verify.cases import Case, Group, error
@@ -92,6 +93,7 @@ def groups() -> Iterator[Group]:
         name = "gate, then norm" if gate_first else "norm, then gate"
         measure = partial(_gated_norm, groups=groups, gate_first=gate_first)
         cases.append(Case("gated_norm", name, _SUMS, measure))
+    cases.append(Case("joint_norm", "three devices", _SUMS, _joint_norm))
     yield Group(Recipe(), tuple(cases))
 
 
@@ -325,3 +327,23 @@ def _gated_norm(bench: Workbench, *, groups: int, gate_first: bool) -> float:
     )
     want = normed if gate_first else normed * gate
     return error(bench.result(out), want.reshape(rows, -1))
+
+
+def _joint_norm(bench: Workbench) -> float:
+    """Measures one of three devices; what the others have is four times as large."""
+    rows, dim, devices = 5, 160, 3
+    x, z, weight = random_values(rows, dim), random_values(rows, dim), random_values(1, dim)[0]
+    gated = x.astype(np.float64) * z / (1 + np.exp(-z.astype(np.float64)))
+    others = (2 * 16 * (gated**2).sum(axis=1)).astype(np.float32)
+
+    def add_up(array: DeviceArray) -> None:
+        own = bench.result(Activation(Forms(), rows, 1, f32=array.first(rows, 1)))
+        bench.put((own[:, 0] + others).astype(np.float32), array)
+
+    out, squares = activation(bench, random_values(rows, dim)), array_of(bench, others)
+    JointNorm(bench.device.library, add_up).gated_norm(
+        *(array_of(bench, x), activation(bench, z), array_of(bench, weight), squares, out),
+        *(devices * dim, _EPS),
+    )
+    mean = (gated**2).sum(axis=1, keepdims=True) * 33 / (devices * dim)
+    return error(bench.result(out), gated / np.sqrt(mean + _EPS) * weight)
