@@ -16,7 +16,7 @@ SOURCES = ROOT / "tests/platform/host"
 ROCM_PATH = ROOT / "build/platform/host"
 LIBRARY = ROCM_PATH / "lib/libamdhip64.so"
 RCCL = ROCM_PATH / "lib/librccl.so"  # another name of it
-DEVICES = 2
+DEVICES = 4
 
 
 class Options(Protocol):

@@ -263,6 +263,60 @@ class PickedRows(Derived):
         )
 
 
+class Joined(Derived):
+    """Tensors one after the other along an axis: reads nothing until its data are asked for.
+
+    So is a device's part of a weight that has parts of several kinds, of each of which it has some.
+    """
+
+    __slots__ = ("axis", "parts")
+
+    parts: tuple[Tensor, ...]
+    axis: int
+
+    def __init__(self, name: str, parts: Sequence[Tensor], axis: int) -> None:
+        """Makes it.
+
+        Args:
+            name: What it is called in messages.
+            parts: At least one; of one format, and of one shape but for the axis. Along the last
+                axis each begins and ends with a stored block.
+            axis: From 0, or from -1 backwards.
+        """
+        first = parts[0]
+        axis %= len(first.shape)
+        count = sum(part.shape[axis] for part in parts)
+        self._set(name, (*first.shape[:axis], count, *first.shape[axis + 1 :]), first.format)
+        object.__setattr__(self, "parts", tuple(parts))
+        object.__setattr__(self, "axis", axis)
+
+    @property
+    def data(self) -> npt.NDArray[np.uint8]:
+        """The stored data, in new memory."""
+        return np.concatenate([part.data for part in self.parts], self.axis)
+
+    def slice(self, axis: int, start: int, stop: int) -> Tensor:
+        """Returns `start:stop` along an axis; see `Tensor.slice`."""
+        axes = len(self.shape)
+        if not -axes <= axis < axes or not 0 <= start < stop <= self.shape[axis]:
+            raise UnsupportedTensor(
+                self.name,
+                f"{start}:{stop} of axis {axis} were asked for, but its shape is {self.shape}",
+            )
+        axis %= axes
+        if axis != self.axis:
+            parts = [part.slice(axis, start, stop) for part in self.parts]
+            return Joined(self.name, parts, self.axis)
+        found, first = [], 0
+        for part in self.parts:
+            size = part.shape[axis]
+            low, high = max(start - first, 0), min(stop - first, size)
+            if low < high:
+                found.append(part if high - low == size else part.slice(axis, low, high))
+            first += size
+        return found[0] if len(found) == 1 else Joined(f"{self.name}[{start}:{stop}]", found, axis)
+
+
 class MatrixProduct(Derived):
     """Two matrices as one, which does what they do one after the other: computed when it is used.
 

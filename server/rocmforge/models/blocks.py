@@ -173,7 +173,7 @@ class Attention(Generic[W]):
     sinks: W | None = field(default=None, metadata=column("num_heads"))
     # Its sigmoids multiply the results of all heads.
     gate: W | None = field(
-        default=None, metadata=whole("attended_features", "hidden_size", group=Fusion.QKV)
+        default=None, metadata=column("attended_features", "hidden_size", group=Fusion.QKV)
     )
     output: W = field(metadata=row("hidden_size", "attended_features", adaptable=True))
     output_bias: W | None = field(default=None, metadata=row("hidden_size"))
@@ -218,10 +218,10 @@ class ShortConvolution(Generic[W]):
     With b, c and x of `input`, one after the other by rows, it gives output(c * filter(b * x)).
     """
 
-    input: W = field(metadata=whole("gated_features", "hidden_size"))
+    input: W = field(metadata=column("gated_features", "hidden_size"))
     # Of each channel, the last for the newest input.
-    filter: W = field(metadata=whole("convolved_features", "convolution_width"))
-    output: W = field(metadata=whole("hidden_size", "convolved_features"))
+    filter: W = field(metadata=column("convolved_features", "convolution_width"))
+    output: W = field(metadata=row("hidden_size", "convolved_features"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,16 +229,16 @@ class DeltaNet(Generic[W]):
     """Gated DeltaNet; see `DeltaConfig`."""
 
     # Queries, keys and values.
-    mixed: W = field(metadata=whole("convolved_features", "hidden_size", group=Fusion.QKV))
-    gate: W = field(metadata=whole("delta_value_features", "hidden_size", group=Fusion.QKV))
+    mixed: W = field(metadata=column("convolved_features", "hidden_size", group=Fusion.QKV))
+    gate: W = field(metadata=column("delta_value_features", "hidden_size", group=Fusion.QKV))
     # How much is forgotten, and how much is learnt.
-    alpha: W = field(metadata=whole("delta_value_heads", "hidden_size", group=Fusion.QKV))
-    beta: W = field(metadata=whole("delta_value_heads", "hidden_size", group=Fusion.QKV))
-    decay: W = field(metadata=whole("delta_value_heads"))  # below 0
-    time_offset: W = field(metadata=whole("delta_value_heads"))
-    filter: W = field(metadata=whole("convolved_features", "convolution_width"))
+    alpha: W = field(metadata=column("delta_value_heads", "hidden_size", group=Fusion.QKV))
+    beta: W = field(metadata=column("delta_value_heads", "hidden_size", group=Fusion.QKV))
+    decay: W = field(metadata=column("delta_value_heads"))  # below 0
+    time_offset: W = field(metadata=column("delta_value_heads"))
+    filter: W = field(metadata=column("convolved_features", "convolution_width"))
     norm: W = field(metadata=whole("delta_value_dim"))
-    output: W = field(metadata=whole("hidden_size", "delta_value_features"))
+    output: W = field(metadata=row("hidden_size", "delta_value_features"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,14 +246,14 @@ class Mamba(Generic[W]):
     """Mamba-2; see `MambaConfig`."""
 
     # Gates, inputs of all heads, B and C of all groups, and steps in time, one after the other.
-    input: W = field(metadata=whole("mamba_input_features", "hidden_size"))
-    filter: W = field(metadata=whole("convolved_features", "convolution_width"))
-    filter_bias: W | None = field(default=None, metadata=whole("convolved_features"))
-    decay: W = field(metadata=whole("mamba_heads"))  # below 0
-    time_offset: W = field(metadata=whole("mamba_heads"))
-    skip: W = field(metadata=whole("mamba_heads"))  # what of an input is added to its result
-    norm: W = field(metadata=whole("mamba_inner_features"))
-    output: W = field(metadata=whole("hidden_size", "mamba_inner_features"))
+    input: W = field(metadata=column("mamba_input_features", "hidden_size"))
+    filter: W = field(metadata=column("convolved_features", "convolution_width"))
+    filter_bias: W | None = field(default=None, metadata=column("convolved_features"))
+    decay: W = field(metadata=column("mamba_heads"))  # below 0
+    time_offset: W = field(metadata=column("mamba_heads"))
+    skip: W = field(metadata=column("mamba_heads"))  # what of an input is added to its result
+    norm: W = field(metadata=column("mamba_inner_features"))
+    output: W = field(metadata=row("hidden_size", "mamba_inner_features"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -134,6 +134,8 @@ class MambaConfig:
     num_groups: int  # of as many heads, one after the other
     state_size: int
     norm_eps: float  # of the norm of the results
+    # That have heads of the one group, of whose results all together the norm is.
+    sharing_devices: int = 1
 
     @property
     def inner_features(self) -> int:

@@ -24,6 +24,7 @@ _SIZES: Final = (
     *("hidden_size", "intermediate_size", "moe_intermediate_size", "vocab_size", "head_dim"),
     *("num_attention_heads", "num_key_value_heads", "num_hidden_layers"),
     *("linear_key_head_dim", "linear_value_head_dim", "shared_expert_intermediate_size"),
+    *("linear_num_key_heads", "linear_num_value_heads"),
 )
 """What tests may change in a recipe."""
 

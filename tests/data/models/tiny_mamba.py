@@ -13,7 +13,7 @@ import numpy as np
 from tests.data.models.tiny_model import Shapes, Tensors, TinyModel, tiny_config
 from tests.support.gguf_writer import Value
 
-_GROUPS, _WIDTH = 2, 4
+_WIDTH = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,25 +23,26 @@ class _Sizes:
     heads: int = 6
     head_dim: int = 16
     state: int = 16
+    groups: int = 2
 
     @classmethod
     def of(cls, config: dict[str, Any]) -> _Sizes:
         is_granite = "mamba_n_heads" in config
-        keys = ("mamba_n_heads", "mamba_d_head", "mamba_d_state")
+        keys = ("mamba_n_heads", "mamba_d_head", "mamba_d_state", "mamba_n_groups")
         if not is_granite:
-            keys = ("mamba_num_heads", "mamba_head_dim", "ssm_state_size")
-        heads, head_dim, state = (config[key] for key in keys)
-        return cls(heads=heads, head_dim=head_dim, state=state)
+            keys = ("mamba_num_heads", "mamba_head_dim", "ssm_state_size", "n_groups")
+        heads, head_dim, state, groups = (config[key] for key in keys)
+        return cls(heads=heads, head_dim=head_dim, state=state, groups=groups)
 
     @property
     def granite(self) -> dict[str, Any]:
         sizes = {"mamba_n_heads": self.heads, "mamba_d_head": self.head_dim}
-        return {**sizes, "mamba_d_state": self.state, "mamba_n_groups": _GROUPS}
+        return {**sizes, "mamba_d_state": self.state, "mamba_n_groups": self.groups}
 
     @property
     def nemotron(self) -> dict[str, Any]:
         sizes = {"mamba_num_heads": self.heads, "mamba_head_dim": self.head_dim}
-        return {**sizes, "ssm_state_size": self.state, "n_groups": _GROUPS}
+        return {**sizes, "ssm_state_size": self.state, "n_groups": self.groups}
 
     @property
     def inner(self) -> int:
@@ -52,13 +53,13 @@ class _Sizes:
         return {
             "ssm.conv_kernel": _WIDTH,
             "ssm.state_size": self.state,
-            "ssm.group_count": _GROUPS,
+            "ssm.group_count": self.groups,
             "ssm.time_step_rank": self.heads,
             "ssm.inner_size": self.inner,
         }
 
     def shapes(self, dim: int) -> Shapes:
-        heads, inner, mixed = self.heads, self.inner, self.inner + 2 * _GROUPS * self.state
+        heads, inner, mixed = self.heads, self.inner, self.inner + 2 * self.groups * self.state
         return {
             "in_proj.weight": (inner + mixed + heads, dim),
             "conv1d.weight": (mixed, 1, _WIDTH),
@@ -310,33 +311,41 @@ MAMBA_MODELS: Final = (
 MAMBA_CLASSES: Final = frozenset(model.hf_class for model in MAMBA_MODELS)
 
 
-def larger_mamba(model: TinyModel, state: int = 32) -> TinyModel:
+def larger_mamba(
+    model: TinyModel, state: int = 32, groups: int = 2, num_heads: int | None = None, **changes: int
+) -> TinyModel:
     """One in sizes that a GPU has kernels for; those of 128 elements in a state go by chunks.
+
+    `changes` are of what both kinds of models have.
 
     Its seed keeps routers away from borders in these sizes, too: scores of experts that are chosen
     and of others are 0.02 apart.
     """
-    sizes = _Sizes(heads=4 if state == 128 else 8, head_dim=64 if state == 128 else 32, state=state)
+    heads, head_dim = (4, 64) if state == 128 else (8, 32)
+    heads = num_heads or heads
+    sizes = _Sizes(heads=heads, head_dim=head_dim, state=state, groups=groups)
     config = model.config | {
         "hidden_size": 128,
         "num_attention_heads": 2,
         "num_key_value_heads": 1,
         "intermediate_size": 96,
+        **changes,
     }
+    shared = config["intermediate_size"]
     if model.hf_class == "NemotronH":
         config |= sizes.nemotron | {"head_dim": 64}
         if "n_routed_experts" in config:
-            config |= {"moe_intermediate_size": 64, "moe_shared_expert_intermediate_size": 96}
+            config |= {"moe_intermediate_size": 64, "moe_shared_expert_intermediate_size": shared}
         if "moe_latent_size" in config:
             config |= {"moe_latent_size": 64}
         keys, shapes = _nemotron_keys(config), _nemotron_shapes(config)
     else:
-        config |= sizes.granite | {"shared_intermediate_size": 96}
+        config |= sizes.granite | {"shared_intermediate_size": shared}
         if config["num_local_experts"]:
             config |= {"intermediate_size": 64}
         keys, shapes = _granite_keys(config), _granite_shapes(config)
     if "expert_count" in model.keys:
-        keys |= {"expert_feed_forward_length": 64, "expert_shared_feed_forward_length": 96}
+        keys |= {"expert_feed_forward_length": 64, "expert_shared_feed_forward_length": shared}
     if "moe_latent_size" in model.keys:
         keys |= {"moe_latent_size": 64}
     seed = 308 if model.name == "granitehybrid" else model.seed
@@ -356,7 +365,7 @@ def mamba_tensors(model: TinyModel, weights: Tensors) -> Tensors:
         elif name.endswith(".D"):
             weight = weight[:, None]
         elif stem and name.endswith(".norm.weight"):
-            weight = weight.reshape(_GROUPS, -1)
+            weight = weight.reshape(_Sizes.of(model.config).groups, -1)
         name = name.replace(".dt_bias", ".dt_proj.bias")
         name = name.replace("mixer.experts.", "mlp.experts.")
         if "mlp.experts." in name:

@@ -155,12 +155,19 @@ def _delta_keys(changes: dict[str, Value]) -> dict[str, Value]:
     }
 
 
+def _heads_of(config: dict[str, Any]) -> tuple[int, int, int]:
+    """The heads of keys and of values of Gated DeltaNet, and the elements of each."""
+    kinds = ("num_key_heads", "num_value_heads", "key_head_dim")
+    key_heads, value_heads, dim = (config[f"linear_{kind}"] for kind in kinds)
+    return key_heads, value_heads, dim
+
+
 def delta_shapes(config: dict[str, Any], *, fused: bool) -> Shapes:
-    """The shapes of a model with Gated DeltaNet, with two heads of keys and four of values."""
+    """The shapes of a model with Gated DeltaNet."""
     dim, heads, head_dim = config["hidden_size"], config["num_attention_heads"], config["head_dim"]
     kv = config["num_key_value_heads"] * head_dim
-    delta_dim = config["linear_key_head_dim"]
-    keys, values = _KEY_HEADS * delta_dim, _VALUE_HEADS * delta_dim
+    key_heads, value_heads, delta_dim = _heads_of(config)
+    keys, values = key_heads * delta_dim, value_heads * delta_dim
     mixed = 2 * keys + values
     shapes: Shapes = {"model.embed_tokens.weight": (config["vocab_size"], dim)}
     for index, kind in enumerate(config["layer_types"]):
@@ -177,12 +184,12 @@ def delta_shapes(config: dict[str, Any], *, fused: bool) -> Shapes:
             stem = "linear_attn"
             if fused:
                 layer[f"{stem}.in_proj_qkvz.weight"] = (mixed + values, dim)
-                layer[f"{stem}.in_proj_ba.weight"] = (2 * _VALUE_HEADS, dim)
+                layer[f"{stem}.in_proj_ba.weight"] = (2 * value_heads, dim)
             else:
                 layer[f"{stem}.in_proj_qkv.weight"] = (mixed, dim)
                 layer[f"{stem}.in_proj_z.weight"] = (values, dim)
-                layer |= {f"{stem}.in_proj_{name}.weight": (_VALUE_HEADS, dim) for name in "ab"}
-            layer |= {f"{stem}.A_log": (_VALUE_HEADS,), f"{stem}.dt_bias": (_VALUE_HEADS,)}
+                layer |= {f"{stem}.in_proj_{name}.weight": (value_heads, dim) for name in "ab"}
+            layer |= {f"{stem}.A_log": (value_heads,), f"{stem}.dt_bias": (value_heads,)}
             layer[f"{stem}.conv1d.weight"] = (mixed, 1, 4)
             layer[f"{stem}.norm.weight"] = (delta_dim,)
             layer[f"{stem}.out_proj.weight"] = (dim, values)
@@ -278,38 +285,61 @@ RECURRENT_MODELS: Final = (
 )
 
 
-def larger_liquid(model: TinyModel) -> TinyModel:
-    """One of LFM2 in sizes that a GPU has kernels for."""
+def larger_liquid(model: TinyModel, **changes: int) -> TinyModel:
+    """One of LFM2 in sizes that a GPU has kernels for, with changes of its configuration."""
     sizes = {"hidden_size": 128, "num_attention_heads": 2, "num_key_value_heads": 1}
     config = model.config | sizes | {"intermediate_size": 96, "moe_intermediate_size": 64}
-    keys = model.keys | {"attention.head_count_kv": np.array([0, 1, 0, 1], np.int32)}
+    config |= changes
+    kv_heads = np.array([0, 1, 0, 1], np.int32) * config["num_key_value_heads"]
+    keys = model.keys | {"attention.head_count_kv": kv_heads}
     if "num_experts" in config:
         keys |= {"expert_feed_forward_length": 64}
     return replace(model, config=config, keys=keys, shapes=_liquid_shapes(config))
 
 
-def larger_delta(model: TinyModel, delta_dim: int = 32, head_dim: int = 64) -> TinyModel:
-    """One with Gated DeltaNet in sizes that a GPU has kernels for."""
+def larger_delta(
+    model: TinyModel,
+    delta_dim: int = 32,
+    head_dim: int = 64,
+    delta_heads: tuple[int, int] = (_KEY_HEADS, _VALUE_HEADS),
+    **changes: int,
+) -> TinyModel:
+    """One with Gated DeltaNet in sizes that a GPU has kernels for.
+
+    Args:
+        model: In other sizes.
+        delta_dim: Of a head of Gated DeltaNet.
+        head_dim: Of one of attention.
+        delta_heads: Heads of keys and of values.
+        changes: Of the configuration; a shared expert has the size of a network that is changed.
+    """
+    key_heads, value_heads = delta_heads
     config = model.config | {
         "hidden_size": 128,
         "num_attention_heads": 2,
         "num_key_value_heads": 1,
         "head_dim": head_dim,
         "intermediate_size": 96,
+        "linear_num_key_heads": key_heads,
+        "linear_num_value_heads": value_heads,
         "linear_key_head_dim": delta_dim,
         "linear_value_head_dim": delta_dim,
+        **changes,
     }
     keys = model.keys | {
         "attention.key_length": head_dim,
         "attention.value_length": head_dim,
         "rope.dimension_count": head_dim // 4,
         "ssm.state_size": delta_dim,
-        "ssm.inner_size": _VALUE_HEADS * delta_dim,
+        "ssm.group_count": key_heads,
+        "ssm.time_step_rank": value_heads,
+        "ssm.inner_size": value_heads * delta_dim,
     }
     if "rope.dimension_sections" in keys:
         config, keys = _with_axes(config, head_dim // 8), keys | _axis_keys(head_dim // 8)
     if "num_experts" in config:
         shared = 64 if model.architecture == "qwen35moe" else 96  # as the other experts, or not
+        shared = changes.get("intermediate_size", shared)
         config |= {"moe_intermediate_size": 64, "shared_expert_intermediate_size": shared}
         keys |= {"expert_feed_forward_length": 64, "expert_shared_feed_forward_length": shared}
     shapes = delta_shapes(config, fused=model.architecture == "qwen3next")
@@ -327,27 +357,28 @@ def recurrent_tensors(model: TinyModel, weights: Tensors) -> Tensors:
         elif name.endswith("A_log"):
             weight = -np.exp(weight)
         if model.architecture in ("qwen35", "qwen35moe") and ".linear_attn." in name:
-            weight = _tiled(name, weight, model.config["linear_key_head_dim"])
+            weight = _tiled(name, weight, model.config)
         name = name.replace(".expert_bias", ".expert_bias.bias").replace(
             ".dt_bias", ".dt_proj.bias"
         )
         if ".feed_forward.experts." in name:
             name = name.removeprefix("model.")
         if name.endswith("in_proj_qkvz.weight"):
-            mixed, gate = _apart(weight, model.config["linear_key_head_dim"])
+            mixed, gate = _apart(weight, model.config)
             found[name.replace("qkvz", "qkv")], found[name.replace("qkvz", "z")] = mixed, gate
         else:
             found[name] = weight
     return found
 
 
-def _tiled(name: str, weight: npt.NDArray[Any], delta_dim: int) -> npt.NDArray[Any]:
+def _tiled(name: str, weight: npt.NDArray[Any], config: dict[str, Any]) -> npt.NDArray[Any]:
     """A weight with the value heads of the first key head, the second and so on in turn."""
-    keys = _KEY_HEADS * delta_dim
+    key_heads, value_heads, delta_dim = _heads_of(config)
+    keys = key_heads * delta_dim
 
     def tiled(values: npt.NDArray[Any], axis: int = 0) -> npt.NDArray[Any]:
         first = np.moveaxis(values, axis, 0)
-        heads = first.reshape(_KEY_HEADS, _VALUE_HEADS // _KEY_HEADS, -1, *first.shape[1:])
+        heads = first.reshape(key_heads, value_heads // key_heads, -1, *first.shape[1:])
         return np.moveaxis(heads.swapaxes(0, 1).reshape(first.shape), 0, axis)
 
     if name.endswith(("in_proj_qkv.weight", "conv1d.weight")):
@@ -357,10 +388,13 @@ def _tiled(name: str, weight: npt.NDArray[Any], delta_dim: int) -> npt.NDArray[A
     return weight if name.endswith("norm.weight") else tiled(weight)
 
 
-def _apart(weight: npt.NDArray[Any], delta_dim: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+def _apart(
+    weight: npt.NDArray[Any], config: dict[str, Any]
+) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
     """Queries, keys and values of all heads, and their gates, of rows in the order of key heads."""
-    each = _VALUE_HEADS // _KEY_HEADS * delta_dim
-    heads = weight.reshape(_KEY_HEADS, -1, weight.shape[1])
+    key_heads, value_heads, delta_dim = _heads_of(config)
+    each = value_heads // key_heads * delta_dim
+    heads = weight.reshape(key_heads, -1, weight.shape[1])
     places = np.cumsum([delta_dim, delta_dim, each])
     q, k, v, z = (part.reshape(-1, weight.shape[1]) for part in np.split(heads, places, axis=1))
     return np.concatenate([q, k, v]), z

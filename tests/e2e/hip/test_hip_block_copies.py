@@ -75,7 +75,11 @@ def test_prompts_that_were_evicted_are_answered_from_the_host(
 
 def larger(name: str) -> TinyModel:
     """The model in sizes that there are kernels for."""
-    sizes = {"lfm2": larger_liquid, "qwen35": larger_delta, "nemotron_h": larger_mamba}
+    sizes: dict[str, Callable[[TinyModel], TinyModel]] = {
+        "lfm2": larger_liquid,
+        "qwen35": larger_delta,
+        "nemotron_h": larger_mamba,
+    }
     return sizes.get(name, fitting)(by_name(name))
 
 

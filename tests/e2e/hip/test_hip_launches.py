@@ -18,7 +18,7 @@ from tests.data.models.tiny_models import PROMPT, by_name
 from tests.support.hip import fitting, quantized, write_quantized
 from tests.support.options import SMALL
 from tests.support.runners import load_hip
-from tests.support.states import with_layers, write
+from tests.support.state_models import with_layers, write_states
 
 OPTIONS = replace(SMALL, max_sequences=4, graphs="off", activation_bits="8")
 MIX = {
@@ -200,7 +200,7 @@ def test_launches_of_a_layer_with_states(
     runners = [
         load_hip(
             stack,
-            write(with_layers(model, kinds[:count]), tmp_path, "q8_0", of_experts=True),
+            write_states(with_layers(model, kinds[:count]), tmp_path, "q8_0", of_experts=True),
             OPTIONS,
         )
         for count in (len(kinds) - 1, len(kinds))

@@ -34,6 +34,7 @@ from tests.support.children import RANK, children
 from tests.support.core import Request, reports
 from tests.support.drafting import LIMITS, make_drafting_core, rate
 from tests.support.hip import fitting, splittable
+from tests.support.near_ties import assert_same
 from tests.support.options import SMALL
 from tests.support.requests import asked
 from tests.support.shallow import write_idle, write_shallow
@@ -51,9 +52,6 @@ OPTIONS: Final = replace(
 PROMPTS: Final = [PROMPT[:end] for end in (5, 9, 14, 3, 22, 17)]
 GREEDY: Final = SamplingParams(max_tokens=16, temperature=0, num_logprobs=2, draft_model_tokens=4)
 DRAWN: Final = msgspec.structs.replace(GREEDY, temperature=0.9)
-NEAR_TIE: Final = 0.02
-"""Nats. A step that checks draft tokens multiplies otherwise than one that decodes, and two devices
-add up in another order than one, so where a greedy token leads by less another may come."""
 TIMEOUT_S: Final = 120.0  # for what takes a few seconds on an idle machine
 
 
@@ -101,23 +99,6 @@ def answer(
             answers[event.request_id] += event.logprobs or ()
     assert stats.blocks_used == 0
     return answers, stats
-
-
-def assert_same(
-    got: Sequence[Sequence[TokenLogprob]],
-    expected: Sequence[Sequence[TokenLogprob]],
-    requests: Sequence[Request],
-) -> None:
-    """The same tokens, of greedy answers up to the first near tie, and most come before one."""
-    compared = 0
-    for (_, sampling), ours, theirs in zip(requests, got, expected, strict=True):
-        sure = len(theirs)
-        if sampling.temperature == 0:
-            leads = (place.top[0][1] - place.top[1][1] for place in theirs)
-            sure = next((i for i, lead in enumerate(leads) if lead < NEAR_TIE), sure)
-        compared += sure
-        assert [one.token_id for one in ours[:sure]] == [one.token_id for one in theirs[:sure]]
-    assert compared > sum(map(len, expected)) // 2
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from rocmforge.engine.ipc.params import SamplingParams
-from rocmforge.errors import ConfigurationError, UnsupportedArchitecture
+from rocmforge.errors import UnsupportedArchitecture
 from tests.backend.driving import Chunk, Driver, Want
 from tests.data.models.model_files import write_model
 from tests.data.models.tiny_folders import write_folder
@@ -23,7 +23,7 @@ from tests.support.host_platform import HostPlatform
 from tests.support.options import SMALL
 from tests.support.runners import load_hip, load_reference
 from tests.support.spans import answers
-from tests.support.states import larger, write
+from tests.support.state_models import larger, write_states
 
 FLOAT_TOLERANCE = 0.03  # halves in the cache and in prefills
 INT8_TOLERANCE = 0.08  # 8-bit activations too
@@ -45,7 +45,7 @@ def test_probabilities_are_those_of_the_reference(
     """In one piece, cut, and behind what another sequence left in the slot."""
     stored = "q8_0" if name.endswith("q8_0") else ""
     name = name.removesuffix("-q8_0")
-    path = write(larger(by_name(name)), tmp_path, stored)
+    path = write_states(larger(by_name(name)), tmp_path, stored)
     with ExitStack() as stack:
         rows, blocks = (5, 22), [3, 1, 2]
         chunk = Chunk(tokens=LONG_PROMPT[:23], blocks=blocks, state_slot=1)
@@ -246,8 +246,3 @@ def test_what_there_are_no_kernels_for_is_refused(
             model = larger_delta(by_name("qwen35"), delta_dim)
             with pytest.raises(UnsupportedArchitecture, match=f"keys of {problem} elements"):
                 load_hip(stack, write_model(model, tmp_path))
-        path = write_model(larger_liquid(by_name("lfm2")), tmp_path)
-        # A machine with one GPU has no second one to refuse.
-        reason = "needs as many devices" if host is None else "on one device"
-        with pytest.raises(ConfigurationError, match=reason):
-            load_hip(stack, path, replace(SMALL, tensor_parallel=2))

@@ -24,7 +24,7 @@ from tests.data.models.tiny_recurrent import larger_delta
 from tests.support.hip import fitting
 from tests.support.options import SMALL
 from tests.support.runners import load_hip
-from tests.support.states import larger, write
+from tests.support.state_models import larger, write_states
 
 AUTO = replace(SMALL, max_sequences=2, decode_variant="auto")
 WANTS = (Want(num_logprobs=0),)
@@ -94,7 +94,7 @@ def test_variants_give_the_same_bits(
 def test_variants_give_the_same_bits_with_states(
     stack: ExitStack, tmp_path: Path, name: str
 ) -> None:
-    path = write(larger(by_name(name)), tmp_path, "q8_0")
+    path = write_states(larger(by_name(name)), tmp_path, "q8_0")
     runner = load_hip(stack, path, replace(AUTO, activation_bits="8"))
     plain, *others = (decodes(runner, variant) for variant in VARIANTS)
     assert others == [plain] * len(others)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocmforge.checkpoint.formats import FORMATS
-from rocmforge.checkpoint.tensor import Tensor
+from rocmforge.checkpoint.tensor import Joined, Tensor
 from rocmforge.errors import UnsupportedTensor
 
 
@@ -77,3 +77,37 @@ def test_elements_that_are_not_there_or_not_whole_blocks_are_refused(start: int,
 def test_an_axis_that_is_not_there_is_refused(axis: int) -> None:
     with pytest.raises(UnsupportedTensor, match=f"no axis {axis}"):
         random_tensor("f32", 2, 2).slice(axis, 0, 1)
+
+
+@given(cuts(), st.data())
+def test_what_is_joined_of_slices_has_the_values_of_each(
+    cut: tuple[Tensor, int, int, int], data: st.DataObject
+) -> None:
+    whole, axis, start, stop = cut
+    unit = (
+        FORMATS[whole.format.name].block_size
+        if axis % len(whole.shape) + 1 == len(whole.shape)
+        else 1
+    )
+    first = whole.slice(axis, 0, unit)
+    joined = Joined("two", [whole.slice(axis, start, stop), first, whole], axis)
+    places = [*range(start, stop), *range(unit), *range(whole.shape[axis])]
+    expected = np.take(whole.to_float32(), places, axis)
+    assert joined.shape == expected.shape
+    assert joined.nbytes == joined.data.nbytes
+    np.testing.assert_array_equal(joined.to_float32(), expected)
+    for other, size in enumerate(joined.shape):
+        step = whole.format.block_size if other == len(joined.shape) - 1 else 1
+        low = data.draw(st.integers(0, size // step - 1))
+        high = data.draw(st.integers(low + 1, size // step))
+        part = joined.slice(other, low * step, high * step)
+        of_part = np.take(expected, range(low * step, high * step), other)
+        assert part.shape == of_part.shape
+        np.testing.assert_array_equal(part.to_float32(), of_part)
+
+
+@pytest.mark.parametrize(("axis", "start", "stop"), [(0, 0, 13), (0, 3, 3), (2, 0, 1), (1, 0, 16)])
+def test_slices_that_a_joined_tensor_has_not_are_refused(axis: int, start: int, stop: int) -> None:
+    joined = Joined("both", [random_tensor("q8_0", 6, 32)] * 2, 0)
+    with pytest.raises(UnsupportedTensor, match=f"{start}:{stop} of axis"):
+        joined.slice(axis, start, stop)

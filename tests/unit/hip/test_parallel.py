@@ -48,8 +48,8 @@ def whole(tmp_path: Path) -> tuple[ModelConfig, ModelWeights[Tensor]]:
 def test_the_parts_of_a_layer_make_up_the_whole(
     whole: tuple[ModelConfig, ModelWeights[Tensor]],
 ) -> None:
-    weights = whole[1]
-    parts = [Shard(rank, 2).weights(weights) for rank in range(2)]
+    config, weights = whole
+    parts = [Shard(rank, 2).weights(config, weights) for rank in range(2)]
     cut = [dict(walk(part)) for part in parts]
     for place, tensor in walk(weights):
         if place.layer is None or place.name in WHOLE:
@@ -89,11 +89,11 @@ def test_the_parts_of_layers_that_differ_fit_what_a_rank_computes(
     shard = Shard(1, 2)
     shard.check(config, weights)
     part = shard.config(config)
-    for place, tensor in walk(shard.weights(weights)):
+    for place, tensor in walk(shard.weights(config, weights)):
         if place.layer is not None:
             assert tensor.shape == place.shape(part), place.path
-    odd = uneven(whole[0], [(4, 2, 64, 64, None, 128), (8, 1, 576, 512, None, 128)])
-    with pytest.raises(ConfigurationError, match="its 1 key-value heads are not a multiple of 2"):
+    odd = uneven(whole[0], [(4, 2, 64, 64, None, 128), (12, 3, 64, 64, None, 128)])
+    with pytest.raises(ConfigurationError, match="its 3 key-value heads are not a multiple of 2"):
         shard.check(odd, take(odd, random_weights(odd)))
 
 

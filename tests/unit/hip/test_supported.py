@@ -116,17 +116,9 @@ def test_experts_that_devices_cannot_have_as_many_of_each_are_refused(tmp_path: 
         create().estimate(checkpoint, replace(SMALL, tensor_parallel=2), 1 << 30)
 
 
-@pytest.mark.parametrize(
-    ("name", "what"),
-    [
-        *((name, "norms of queries and keys are") for name in ("olmoe", "minimax-m2")),
-        ("muse-glimmer", "the gates of its attention are"),
-    ],
-)
-def test_what_is_of_all_heads_together_is_not_split_over_devices(
-    name: str, what: str, tmp_path: Path
-) -> None:
-    problem = f"over 2 devices: .*{what} of the heads of all devices"
+@pytest.mark.parametrize("name", ["olmoe", "minimax-m2"])
+def test_norms_of_all_heads_together_are_not_split_over_devices(name: str, tmp_path: Path) -> None:
+    problem = "over 2 devices: its norms of queries and keys are of the heads of all devices"
     with (
         open_checkpoint(write_model(fitting(by_name(name)), tmp_path)) as checkpoint,
         pytest.raises(ConfigurationError, match=problem),

@@ -195,6 +195,7 @@ def _of_mamba(config: ModelConfig, limits: StepLimits) -> MambaArrays[ArraySpec]
         convolved=spec((limits.tokens, mamba.mixed_features), "f4"),
         results=spec((limits.tokens, mamba.inner_features), "f4"),
         arrived=spec((limits.sequences * mamba.num_groups,), "u4"),
+        squares=spec((limits.tokens,), "f4") if mamba.sharing_devices > 1 else None,
         scratch=MambaScratch.plan(MambaHeads.of(mamba), limits.tokens, limits.sequences),
     )
 

@@ -307,11 +307,6 @@ def _read(
         )
     if config.causal and options.kv_dtype == "k8v4":
         check_packed_values(config)
-    if shard is not None and config.has_states:
-        raise ConfigurationError(
-            "A model with states runs on one device; leave tensor_parallel at 1, not "
-            f"{options.tensor_parallel}."
-        )
     if shard is not None and config.predicts:
         raise ConfigurationError(
             "A model drafts with its predictor on one device; leave tensor_parallel at 1, not "
@@ -323,13 +318,15 @@ def _read(
             f"{options.tensor_parallel}."
         )
     config, tensors = fit_tower(config, take(config, checkpoint.weights), FULL_HEADS)
-    check_sizes(config, CACHED_HEADS if config.causal else FULL_HEADS)
+    heads = CACHED_HEADS if config.causal else FULL_HEADS
+    check_sizes(config, heads)
     check_adapters(config, adapters)
     check_sinks(config, tensors)
     if shard is not None:
         shard.check(config, tensors)
-        adapters = tuple(shard.adapter(adapter) for adapter in adapters)
-        config, tensors = shard.config(config), shard.weights(tensors)
+        adapters = tuple(shard.adapter(config, adapter) for adapter in adapters)
+        config, tensors = shard.config(config), shard.weights(config, tensors)
+        check_sizes(config, heads, shard.size)
     return config, plan_weights(tensors, min(config.max_context, options.max_context)), adapters
 
 

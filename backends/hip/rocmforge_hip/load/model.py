@@ -105,6 +105,7 @@ class ModelLoading:
             adapters=self._load_adapters(weights, adapters),
             slices=plan.activation_slices,
             rank=0 if self._group is None else self._group.shard.rank,
+            add_up=None if self._group is None else self._group.all_reduce,
             hosted_routers=[layer.router for layer in hosted],
         )
         ops = make_ops(resources)

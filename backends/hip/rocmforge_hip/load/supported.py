@@ -18,17 +18,20 @@ from rocmforge_hip.ops.norms import MAX_NORM_DIM
 from rocmforge_hip.ops.recurrent.kernels import CHANNEL_MULTIPLE, MAX_STATE_DIM, MAX_WIDTH
 
 
-def check_sizes(config: ModelConfig, heads: Sequence[HeadSize]) -> None:
+def check_sizes(config: ModelConfig, heads: Sequence[HeadSize], devices: int = 1) -> None:
     """Refuses a model that no kernel fits.
 
     Args:
-        config: The model.
+        config: The model, or what each of several devices has of it.
         heads: The sizes of heads that its kind of attention can have.
+        devices: So many.
 
     Raises:
         UnsupportedArchitecture: Names the size, and those that there are.
     """
     for size, known in _problems(config, heads):
+        if devices > 1:
+            size = f"{size} on each of {devices} devices"
         raise UnsupportedArchitecture(f"{config.architecture} with {size}", (known,))
 
 

@@ -164,6 +164,7 @@ class MambaArrays(Generic[X]):
     convolved: X  # float32 [T, mixed_features]
     results: X  # float32 [T, inner_features], not normed
     arrived: X  # uint32 [B, num_groups], as in `DeltaArrays`
+    squares: X | None  # float32 [T], of results that are normed together with other devices'
     scratch: MambaScratch[X] | None  # None: no heads are computed in chunks
 
 

@@ -9,7 +9,7 @@ are halves from one matrix product to the next.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
@@ -71,6 +71,7 @@ class Resources:
     adapters: Mapping[Matrix, DeviceAdapters]
     slices: int  # of int8 activations: see `LinearKernels`
     rank: int = 0  # of this device among those that share the model
+    add_up: Callable[[DeviceArray], None] | None = None  # an array of theirs, in place
     hosted_routers: Sequence[Weight] = ()  # of layers whose experts are hosted, in their order
 
 
@@ -120,7 +121,8 @@ class HipOps:
         self._recurrent = None
         if config.has_states:
             self._recurrent = RecurrentLayers(
-                config, library, arena, self.products, resources.states
+                *(config, library, arena, self.products, resources.states),
+                resources.add_up,
             )
         self._cached = self._full = self._latent = None
         if arena.latent is not None:

@@ -113,6 +113,11 @@ def warm_up(communicator: Communicator, arena: ActivationArrays[DeviceArray]) ->
     while rows <= sums.shape[0]:
         communicator.all_reduce(sums.first(rows, sums.shape[1]))
         rows *= 2
+    if arena.mamba is not None and (squares := arena.mamba.squares) is not None:
+        rows = 1
+        while rows <= squares.shape[0]:
+            communicator.all_reduce(squares.first(rows))
+            rows *= 2
     rows = 1
     while rows <= gathered.shape[0]:
         part = arena.product(Product.LOGITS).float32(

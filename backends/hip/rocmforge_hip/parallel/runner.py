@@ -187,6 +187,7 @@ def _describe(info: RunnerInfo, devices: Sequence[FoundDevice]) -> RunnerInfo:
         info,
         weights_bytes=info.weights_bytes * size,
         kv_bytes=info.kv_bytes * size,
+        state_bytes=info.state_bytes * size,
         adapter_bytes=info.adapter_bytes * size,
         bus_ids=tuple(device.properties.pci_id for device in devices),
         notes=(

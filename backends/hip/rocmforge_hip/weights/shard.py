@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
-from rocmforge.checkpoint.tensor import Tensor
+from rocmforge.checkpoint.tensor import Joined, Tensor
 from rocmforge.errors import ConfigurationError
 from rocmforge.models.blocks import ModelWeights, Role, WeightPlace
 from rocmforge.models.config import ModelConfig
-from rocmforge.models.layer_config import ExpertsConfig
+from rocmforge.models.layer_config import ExpertsConfig, LayerConfig
 from rocmforge.models.lora import Adapter, LowRank
 from rocmforge.models.weights import map_places, walk
 from rocmforge_hip.device.constants import QUANT_BLOCK
+from rocmforge_hip.weights.segments import Segment, cut_axis, segments_of
 
 VOCAB_ALIGN: Final = 4
 """Logits of a rank are moved four at a time."""
@@ -48,17 +50,40 @@ class Shard:
 
     def config(self, whole: ModelConfig) -> ModelConfig:
         """Returns the model as this rank computes it; hidden size and vocabulary stay."""
-        layers = tuple(
-            replace(
-                layer,
-                num_heads=layer.num_heads // self.size,
-                num_kv_heads=layer.num_kv_heads // self.size,
-                intermediate_size=layer.intermediate_size // self.size,
-                experts=self._experts(layer.experts),
+        return replace(whole, layers=tuple(map(self._layer, whole.layers)))
+
+    def _layer(self, whole: LayerConfig) -> LayerConfig:
+        convolution, delta, mamba = whole.convolution, whole.delta, whole.mamba
+        if delta is not None:
+            delta = replace(
+                delta,
+                num_key_heads=delta.num_key_heads // self.size,
+                num_value_heads=delta.num_value_heads // self.size,
             )
-            for layer in whole.layers
+        if mamba is not None:
+            has_one = mamba.num_groups == 1
+            mamba = replace(
+                mamba,
+                num_heads=mamba.num_heads // self.size,
+                num_groups=1 if has_one else mamba.num_groups // self.size,
+                sharing_devices=self.size if has_one else 1,
+            )
+        if convolution is not None:
+            channels = convolution.channels // self.size
+            if mamba is not None:  # with a group that all ranks have
+                channels = mamba.mixed_features
+            convolution = replace(convolution, channels=channels)
+        return replace(
+            whole,
+            num_heads=whole.num_heads // self.size,
+            # Several ranks may have the same.
+            num_kv_heads=-(-whole.num_kv_heads // self.size),
+            intermediate_size=whole.intermediate_size // self.size,
+            experts=self._experts(whole.experts),
+            convolution=convolution,
+            delta=delta,
+            mamba=mamba,
         )
-        return replace(whole, layers=layers)
 
     def _experts(self, whole: ExpertsConfig | None) -> ExpertsConfig | None:
         """Returns the rule: tokens still choose among all experts."""
@@ -66,64 +91,78 @@ class Shard:
             return None
         return replace(whole, shared_intermediate_size=whole.shared_intermediate_size // self.size)
 
-    def weights(self, whole: ModelWeights[Tensor]) -> ModelWeights[Tensor]:
-        """Returns this rank's part of every tensor, sharing the memory of the file."""
-        return map_places(whole, self._part)
+    def weights(self, config: ModelConfig, whole: ModelWeights[Tensor]) -> ModelWeights[Tensor]:
+        """Returns this rank's part of every tensor of the model, sharing the memory of the file."""
+        return map_places(whole, partial(self._part, config))
 
-    def adapter(self, whole: Adapter) -> Adapter:
-        """Returns this rank's part of an adapter."""
+    def adapter(self, config: ModelConfig, whole: Adapter) -> Adapter:
+        """Returns this rank's part of an adapter of the model."""
         return replace(
             whole,
-            changes={place: self._low_rank(place, low) for place, low in whole.changes.items()},
+            changes={
+                place: self._low_rank(config, place, low) for place, low in whole.changes.items()
+            },
         )
 
-    def _low_rank(self, place: WeightPlace, whole: LowRank) -> LowRank:
+    def _low_rank(self, config: ModelConfig, place: WeightPlace, whole: LowRank) -> LowRank:
+        segments = segments_of(config, place)
         if place.declared.role is Role.ROW:
-            return replace(whole, a=self._slice(whole.a, -1))
-        return replace(whole, b=self._slice(whole.b, 0))
+            return replace(whole, a=self._cut(whole.a, -1, segments))
+        return replace(whole, b=self._cut(whole.b, 0, segments))
 
-    def _part(self, place: WeightPlace, tensor: Tensor) -> Tensor | None:
-        match place.declared.role:
-            case Role.REPLICATED:
-                return tensor
-            case Role.COLUMN | Role.EXPERT:
-                return self._slice(tensor, 0)
-            case Role.ROW if len(tensor.shape) > 1:
-                return self._slice(tensor, -1)
-            case Role.ROW:  # the ranks' results are added up: one of them has the bias
-                return tensor if self.rank == 0 else None
+    def _part(self, config: ModelConfig, place: WeightPlace, tensor: Tensor) -> Tensor | None:
+        axis = cut_axis(place)
+        if axis is not None:
+            return self._cut(tensor, axis, segments_of(config, place))
+        # The ranks' results are added up: one of them has the bias.
+        is_added_up = place.declared.role is Role.ROW
+        return None if is_added_up and self.rank > 0 else tensor
 
-    def _slice(self, tensor: Tensor, axis: int) -> Tensor:
-        size = tensor.shape[axis] // self.size
-        return tensor.slice(axis, self.rank * size, (self.rank + 1) * size)
+    def _cut(self, tensor: Tensor, axis: int, segments: tuple[Segment, ...]) -> Tensor:
+        """Returns this rank's part of each segment, one after the other."""
+        parts, first = [], 0
+        for segment in segments:
+            own = segment.part(self.rank, self.size)
+            parts.append(tensor.slice(axis, first + own.start, first + own.stop))
+            first += segment.elements
+        if len(parts) == 1:
+            return parts[0]
+        return Joined(f"part {self.rank} of {tensor.name}", parts, axis)
 
 
 def _problems(config: ModelConfig, weights: ModelWeights[Tensor], size: int) -> Iterator[str]:
     """Yields why the model cannot be cut into so many parts."""
     if any(layer.joint_head_norms for layer in config.layers):
         yield "its norms of queries and keys are of the heads of all devices together"
-    if any(layer.attention and layer.attention.gate for layer in weights.layers):
-        yield "the gates of its attention are of the heads of all devices together"
-    of_layers = (
-        count
-        for layer in config.layers
-        for count in (
-            (layer.num_kv_heads, "key-value heads", 1),
-            (layer.num_heads, "heads", 1),
-            (layer.intermediate_size, "features of the feed-forward", 1),
-            (layer.num_experts, "experts", 1),
-            (layer.shared_intermediate_size, "features of the shared expert", 1),
+    cut = [
+        (place, tensor, segments_of(config, place))
+        for place, tensor in walk(weights)
+        if cut_axis(place) is not None
+    ]
+    for place, _, segments in cut:
+        multiple = VOCAB_ALIGN if place.declared.shape[0] == "vocab_size" else 1
+        for segment in dict.fromkeys(segments):
+            if (problem := segment.problem(size, multiple)) is not None:
+                yield problem
+    for place, tensor, segments in cut:
+        if place.declared.role is Role.ROW:
+            yield from _problems_of_row(tensor, segments, size)
+
+
+def _problems_of_row(tensor: Tensor, segments: tuple[Segment, ...], size: int) -> Iterator[str]:
+    """Yields why ranks cannot have parts of the rows of a matrix."""
+    stored, first = tensor.format.block_size, segments[0]
+    if len(segments) > 1 and first.elements // size % stored:
+        yield (
+            f"{first.elements // size} in_features of {tensor.name} would lie together on a "
+            f"device, of {first.heads // size} {first.what}, not a multiple of {stored} "
+            f"({tensor.format})"
         )
-    )
-    of_model = (config.vocab_size, "tokens of the vocabulary", VOCAB_ALIGN)
-    for count, what, multiple in dict.fromkeys((*of_layers, of_model)):
-        if count % (size * multiple):
-            yield f"its {count} {what} are not a multiple of {size * multiple}"
-    for place, tensor in walk(weights):
-        block = max(tensor.format.block_size, QUANT_BLOCK)
-        is_cut = place.declared.role is Role.ROW and len(tensor.shape) > 1
-        if is_cut and tensor.shape[-1] % (size * block):
-            yield (
-                f"the {tensor.shape[-1]} in_features of {tensor.name} are not a multiple of "
-                f"{size * block}: {size} parts in blocks of {block} ({tensor.format})"
-            )
+    block = max(stored, QUANT_BLOCK)
+    if len(segments) > 1 and segments[0].elements % (size * tensor.format.block_size):
+        yield "TODO"
+    if tensor.shape[-1] % (size * block):
+        yield (
+            f"the {tensor.shape[-1]} in_features of {tensor.name} are not a multiple of "
+            f"{size * block}: {size} parts in blocks of {block} ({tensor.format})"
+        )

@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 
 from rocmforge.checkpoint.locator import FilePart
-from rocmforge.checkpoint.tensor import Derived, Stack, Tensor
+from rocmforge.checkpoint.tensor import Derived, Joined, Stack, Tensor
 from rocmforge.models.blocks import ModelWeights
 from rocmforge.models.checkpoint import Locate
 from rocmforge.models.weights import convert
@@ -306,6 +306,10 @@ def _rows_of(tensor: Tensor) -> Iterator[Bytes | Derived]:
     Experts that the file keeps apart are never brought together in memory. Matrices whose rows are
     yet to be made of those of the file are yielded as they are.
     """
+    if isinstance(tensor, Joined) and tensor.axis == 0 and len(tensor.shape) == 2:
+        for part in tensor.parts:
+            yield from _rows_of(part)
+        return
     for part in tensor.parts if isinstance(tensor, Stack) else (tensor,):
         if isinstance(part, Derived) and len(part.shape) == 2:
             yield part

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from rocmforge.models.blocks import DeltaNet, Mamba
@@ -16,6 +16,7 @@ from rocmforge_hip.ops.activations import Activation, ActivationArrays, Forms
 from rocmforge_hip.ops.linear.products import LinearKernels
 from rocmforge_hip.ops.operands import empty, f32_of, optional_vector, vector_of
 from rocmforge_hip.ops.recurrent.decodes import DecodeKernels
+from rocmforge_hip.ops.recurrent.joint_norm import JointNorm
 from rocmforge_hip.ops.recurrent.kernels import RecurrentKernels
 from rocmforge_hip.ops.step.device_step import DeviceStep
 from rocmforge_hip.ops.step.shape import StateLaunch
@@ -33,6 +34,7 @@ class RecurrentLayers:
         arena: The arrays of the activations.
         products: What multiplies with the results.
         states: By layer, [slots, ...] each.
+        add_up: Adds up an array over the devices that share the model; None: there is one.
     """
 
     def __init__(
@@ -42,6 +44,7 @@ class RecurrentLayers:
         arena: ActivationArrays[DeviceArray],
         products: LinearKernels,
         states: tuple[tuple[DeviceArray, ...], ...],
+        add_up: Callable[[DeviceArray], None] | None = None,
     ) -> None:
         self._config = config
         self._kernels = RecurrentKernels(library)
@@ -49,6 +52,9 @@ class RecurrentLayers:
         self._arena = arena
         self._products = products
         self._states = states
+        self._joint_norm = None
+        if arena.mamba is not None and arena.mamba.squares is not None and add_up is not None:
+            self._joint_norm = JointNorm(library, add_up)
 
     def short_convolution(
         self, step: DeviceStep, x: Activation, weight: Weight, layer: int
@@ -132,9 +138,15 @@ class RecurrentLayers:
                     *(batch, heads, convolved, dt, decay, skip, offset, state, results),
                     arrays.scratch,
                 )
-        groups = config.num_groups
+        groups, norm = config.num_groups, vector_of(mamba.norm, inner)
         out = self._multiplied(x.rows, inner, inner // groups)
-        norm = vector_of(mamba.norm, inner)
+        if arrays.squares is not None:
+            assert self._joint_norm is not None, "other devices have the rest of each row"
+            self._joint_norm.gated_norm(
+                *(results, gate, norm, arrays.squares.first(x.rows), out),
+                *(inner * config.sharing_devices, config.norm_eps),
+            )
+            return out
         self._kernels.gated_norm(results, gate, norm, groups, out, config.norm_eps, gate_first=True)
         return out
 
