@@ -340,6 +340,7 @@ def larger_delta(
     if "num_experts" in config:
         shared = 64 if model.architecture == "qwen35moe" else 96  # as the other experts, or not
         shared = changes.get("intermediate_size", shared)
+        shared = changes.get("shared_expert_intermediate_size", shared)
         config |= {"moe_intermediate_size": 64, "shared_expert_intermediate_size": shared}
         keys |= {"expert_feed_forward_length": 64, "expert_shared_feed_forward_length": shared}
     shapes = delta_shapes(config, fused=model.architecture == "qwen3next")

@@ -114,6 +114,15 @@ def test_two_devices_split_quantised_matrices(name: str, stack: ExitStack, tmp_p
     assert_agree(stack, write_states(divisible(by_name(name)), tmp_path, "q8_0"))
 
 
+def test_a_shared_expert_that_does_not_divide_is_whole_on_each_device(
+    stack: ExitStack, tmp_path: Path
+) -> None:
+    """Its rows have three blocks of 32, of which two devices cannot have as many."""
+    sizes = CUT | {"shared_expert_intermediate_size": 96}
+    model = larger_delta(by_name("qwen3next"), delta_heads=(4, 16), **sizes)
+    assert_agree(stack, write_model(replace(model, seed=412), tmp_path))
+
+
 def test_super_blocks_of_tiled_heads_are_split(stack: ExitStack, tmp_path: Path) -> None:
     """A device has two heads of each round, which are one super-block of the output matrix."""
     sizes = {"hidden_size": 256, "intermediate_size": 512, "vocab_size": 96}

@@ -185,6 +185,22 @@ def test_a_folder_is_cut_as_its_gguf_file(tmp_path: Path) -> None:
             np.testing.assert_array_equal(other, tensor.to_float32(), place.path)
 
 
+def test_only_a_shared_expert_that_does_not_divide_is_whole(tmp_path: Path) -> None:
+    sizes = CUT | {"shared_expert_intermediate_size": 64}
+    model = larger_delta(by_name("qwen3next"), delta_heads=(4, 16), **sizes)
+    config, weights = read(write_model(model, tmp_path))
+    names = {f"experts.shared.{name}" for name in ("gate", "up", "down")}
+    for ranks, whole, rows in ((2, set(), 32), (4, names, 64)):
+        Shard(0, ranks).check(config, weights)
+        shard = Shard(1, ranks).fitted(weights)
+        assert shard.whole == whole
+        part, own = shard.config(config), dict(walk(shard.weights(config, weights)))
+        assert part.layers[0].shared_intermediate_size == rows
+        for place, tensor in own.items():
+            if place.name in names:
+                assert tensor.shape == place.shape(part), place.path
+
+
 @pytest.mark.parametrize(
     ("model", "ranks", "problem"),
     [

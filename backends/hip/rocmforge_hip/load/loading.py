@@ -54,7 +54,13 @@ from rocmforge_hip.run.trials.graph_check import REPORTS, Agree, check_graphs
 from rocmforge_hip.run.trials.variants import measure_variants
 from rocmforge_hip.run.variant_choice import ChoiceFile, StepVariants
 from rocmforge_hip.weights.fitting import fit_tower
-from rocmforge_hip.weights.placement import Planned, PlannedMatrix, plan_weights, storages
+from rocmforge_hip.weights.placement import (
+    Planned,
+    PlannedMatrix,
+    plan_weights,
+    storages,
+    with_whole,
+)
 from rocmforge_hip.weights.shard import Shard
 from rocmforge_hip.weights.shared import join_shared
 
@@ -324,10 +330,12 @@ def _read(
     check_sinks(config, tensors)
     if shard is not None:
         shard.check(config, tensors)
+        shard = shard.fitted(tensors)
         adapters = tuple(shard.adapter(config, adapter) for adapter in adapters)
         config, tensors = shard.config(config), shard.weights(config, tensors)
         check_sizes(config, heads, shard.size)
-    return config, plan_weights(tensors, min(config.max_context, options.max_context)), adapters
+    planned = plan_weights(tensors, min(config.max_context, options.max_context))
+    return config, planned if shard is None else with_whole(planned, shard.whole), adapters
 
 
 def _describe(

@@ -8,7 +8,7 @@ memory at a time than three.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final
@@ -155,6 +155,17 @@ def plan_weights(model: ModelWeights[Tensor], context: int | None = None) -> Mod
     for members in groups.values():
         planned |= _plan_group(members, context)
     return map_places(model, lambda place, _: planned[place])
+
+
+def with_whole(plan: ModelWeights[Planned], names: Collection[str]) -> ModelWeights[Planned]:
+    """Returns the plan with weights of these names that every device has all of."""
+
+    def known(place: WeightPlace, planned: Planned) -> Planned:
+        if place.name in names and isinstance(planned, PlannedPart):
+            return replace(planned, role=Role.REPLICATED)
+        return planned
+
+    return map_places(plan, known) if names else plan
 
 
 def storages(plan: ModelWeights[Planned]) -> list[PlannedMatrix | PlannedVector]:

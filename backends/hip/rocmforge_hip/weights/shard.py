@@ -17,6 +17,7 @@ from rocmforge.models.weights import map_places, walk
 from rocmforge_hip.device.constants import QUANT_BLOCK
 from rocmforge_hip.weights.segments import Segment, cut_axis, segments_of
 
+_SHARED_EXPERT: Final = "experts.shared."
 VOCAB_ALIGN: Final = 4
 """Logits of a rank are moved four at a time."""
 
@@ -27,6 +28,21 @@ class Shard:
 
     rank: int
     size: int
+    whole: frozenset[str] = frozenset()
+    """Names of weights that every rank has all of, though their role says that they are cut."""
+
+    def fitted(self, weights: ModelWeights[Tensor]) -> Shard:
+        """Returns the part as it is of this model: with a whole shared expert, if need be.
+
+        Its rows are short: ranks may not each have as many stored blocks of them. Two blocks of
+        Qwen3-Next are none for each of four, and 21 of Nemotron 3 Super not even for two.
+        """
+        experts = [layer.experts for layer in weights.layers if layer.experts is not None]
+        rows = [each.shared.down for each in experts if each.shared is not None]
+        is_cut = all(next(_problems_of_row(row, (), self.size), None) is None for row in rows)
+        names = (place.name for place, _ in walk(weights) if cut_axis(place) is not None)
+        found = () if is_cut else (name for name in names if name.startswith(_SHARED_EXPERT))
+        return replace(self, whole=frozenset(found))
 
     def check(self, config: ModelConfig, weights: ModelWeights[Tensor]) -> None:
         """Refuses what cannot be cut.
@@ -34,14 +50,12 @@ class Shard:
         Raises:
             ConfigurationError: Says which number does not divide, and what would work.
         """
-        problem = next(_problems(config, weights, self.size), None)
+        problem = _problem(config, weights, self.size)
         if problem is None:
             return
         fitting = ["1"]  # where nothing is cut, whatever its sizes are
         fitting += [
-            str(size)
-            for size in range(2, self.size)
-            if next(_problems(config, weights, size), None) is None
+            str(size) for size in range(2, self.size) if _problem(config, weights, size) is None
         ]
         raise ConfigurationError(
             f"{config.name} cannot be split over {self.size} devices: {problem}. "
@@ -87,8 +101,8 @@ class Shard:
 
     def _experts(self, whole: ExpertsConfig | None) -> ExpertsConfig | None:
         """Returns the rule: tokens still choose among all experts."""
-        if whole is None:
-            return None
+        if whole is None or self.whole:
+            return whole
         return replace(whole, shared_intermediate_size=whole.shared_intermediate_size // self.size)
 
     def weights(self, config: ModelConfig, whole: ModelWeights[Tensor]) -> ModelWeights[Tensor]:
@@ -105,12 +119,16 @@ class Shard:
         )
 
     def _low_rank(self, config: ModelConfig, place: WeightPlace, whole: LowRank) -> LowRank:
+        if place.name in self.whole:
+            return whole
         segments = segments_of(config, place)
         if place.declared.role is Role.ROW:
             return replace(whole, a=self._cut(whole.a, -1, segments))
         return replace(whole, b=self._cut(whole.b, 0, segments))
 
     def _part(self, config: ModelConfig, place: WeightPlace, tensor: Tensor) -> Tensor | None:
+        if place.name in self.whole:
+            return tensor
         axis = cut_axis(place)
         if axis is not None:
             return self._cut(tensor, axis, segments_of(config, place))
@@ -130,14 +148,20 @@ class Shard:
         return Joined(f"part {self.rank} of {tensor.name}", parts, axis)
 
 
-def _problems(config: ModelConfig, weights: ModelWeights[Tensor], size: int) -> Iterator[str]:
-    """Yields why the model cannot be cut into so many parts."""
+def _problem(config: ModelConfig, weights: ModelWeights[Tensor], size: int) -> str | None:
+    """Returns why the model cannot be cut into so many parts; None if it can."""
+    return next(_problems(config, weights, Shard(0, size).fitted(weights)), None)
+
+
+def _problems(config: ModelConfig, weights: ModelWeights[Tensor], shard: Shard) -> Iterator[str]:
+    """Yields why the model cannot be cut so."""
+    size = shard.size
     if any(layer.joint_head_norms for layer in config.layers):
         yield "its norms of queries and keys are of the heads of all devices together"
     cut = [
         (place, tensor, segments_of(config, place))
         for place, tensor in walk(weights)
-        if cut_axis(place) is not None
+        if cut_axis(place) is not None and place.name not in shard.whole
     ]
     for place, _, segments in cut:
         multiple = VOCAB_ALIGN if place.declared.shape[0] == "vocab_size" else 1
@@ -151,8 +175,8 @@ def _problems(config: ModelConfig, weights: ModelWeights[Tensor], size: int) -> 
 
 def _problems_of_row(tensor: Tensor, segments: tuple[Segment, ...], size: int) -> Iterator[str]:
     """Yields why ranks cannot have parts of the rows of a matrix."""
-    stored, first = tensor.format.block_size, segments[0]
-    if len(segments) > 1 and first.elements // size % stored:
+    stored = tensor.format.block_size
+    if len(segments) > 1 and (first := segments[0]).elements // size % stored:
         yield (
             f"{first.elements // size} in_features of {tensor.name} would lie together on a "
             f"device, of {first.heads // size} {first.what}, not a multiple of {stored} "
