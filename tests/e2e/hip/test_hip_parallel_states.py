@@ -5,6 +5,9 @@ On the host platform, which is the default, the ranks are checked as in `test_hi
 
 from __future__ import annotations
 
+import asyncio
+import os
+import signal
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
@@ -17,6 +20,8 @@ import numpy.typing as npt
 import pytest
 
 from rocmforge.backend.protocol import LoadOptions, Runner
+from rocmforge.engine.client.client import AsyncEngine
+from rocmforge.engine.client.config import EngineConfig
 from rocmforge.engine.ipc.params import SamplingParams, TokenLogprob
 from rocmforge.engine.ipc.status import EngineStats
 from rocmforge.errors import UnsupportedArchitecture
@@ -29,6 +34,7 @@ from tests.data.models.tiny_folders import write_folder
 from tests.data.models.tiny_models import PROMPT, by_name
 from tests.data.models.tiny_recurrent import LONG_PROMPT, larger_delta
 from tests.e2e.conftest import RANKS
+from tests.support.children import RANK, children
 from tests.support.conversations import talk as converse
 from tests.support.core import Request, reports
 from tests.support.drafting import make_drafting_core
@@ -36,6 +42,7 @@ from tests.support.hip import write_quantized
 from tests.support.loading import estimate_file, load_file
 from tests.support.near_ties import NEAR_TIE, assert_same
 from tests.support.options import SMALL
+from tests.support.requests import asked
 from tests.support.spans import answers
 from tests.support.state_models import CUT, divisible, write_states
 
@@ -45,6 +52,7 @@ OPTIONS: Final = replace(SMALL, memory_utilization=0.5)
 # With 72 tokens behind them they take three blocks or four, of which there are too few.
 PROMPTS: Final = (PROMPT[:30], PROMPT[7:9], PROMPT[20:39], PROMPT[:1], PROMPT[:28])
 GREEDY: Final = SamplingParams(max_tokens=24, temperature=0, num_logprobs=2, ignore_eos=True)
+TIMEOUT_S: Final = 240.0  # for what takes a few seconds on an idle machine
 TOLERANCE: Final = 0.02
 """Of log-probabilities: sums are made in another order, and rounded to halves for what is next."""
 NAMES: Final = (
@@ -102,7 +110,7 @@ def test_two_devices_give_the_tokens_of_one(name: str, stack: ExitStack, tmp_pat
     assert_agree(stack, write_model(divisible(by_name(name)), tmp_path))
 
 
-@pytest.mark.parametrize("name", ["qwen35", "nemotron_h_moe", "lfm2"])
+@pytest.mark.parametrize("name", ["qwen35", "nemotron_h_moe", "lfm2", "granitehybrid-dense"])
 def test_four_devices_give_the_tokens_of_one(name: str, stack: ExitStack, tmp_path: Path) -> None:
     if len(find_devices(select_platform())) < 4:
         pytest.skip("there are not 4 devices")
@@ -202,6 +210,45 @@ def test_drafts_by_prompt_lookup_give_the_tokens_of_one_device_without(
     drafted, accepted = answer(runner, [(prompt, looked_up) for prompt in prompts])
     assert_same(drafted, expected, without)
     assert accepted > 0
+
+
+def test_a_request_goes_on_after_a_killed_rank_with_the_same_tokens(tmp_path: Path) -> None:
+    """Its states are gone on both devices, and are computed again."""
+    config = EngineConfig(
+        backend="hip",
+        model=write_model(divisible(by_name("lfm2")), tmp_path),
+        options=replace(OPTIONS, tensor_parallel=RANKS),
+        resume=True,
+        restart_backoff_s=0.01,
+    )
+
+    async def ask(engine: AsyncEngine, *, disturbed: bool) -> list[int]:
+        handle, tokens = engine.submit(asked(PROMPT[:5], GREEDY)), list[int]()
+        while len(tokens) < GREEDY.max_tokens:
+            for event in await handle.next():
+                assert event.error is None
+                tokens += event.token_ids
+            if disturbed:
+                assert engine.pid is not None
+                (worker,) = children(engine.pid, RANK)
+                os.kill(worker, signal.SIGKILL)
+                disturbed = False
+        return tokens
+
+    async def test() -> None:
+        engine = AsyncEngine(config)
+        async with asyncio.timeout(TIMEOUT_S):
+            await engine.start()
+            try:
+                await engine.wait_ready()
+                first = engine.pid
+                expected = await ask(engine, disturbed=False)
+                assert await ask(engine, disturbed=True) == expected
+                assert engine.pid != first
+            finally:
+                await engine.stop()
+
+    asyncio.run(test())
 
 
 @pytest.mark.parametrize("name", ["qwen35moe", "nemotron_h_moe", "lfm2"])
