@@ -145,7 +145,10 @@ def test_two_devices_split_a_folder(stack: ExitStack, tmp_path: Path) -> None:
     assert_agree(stack, write_folder(divisible(by_name("qwen3next")), tmp_path / "folder"))
 
 
-@pytest.mark.parametrize(("name", "length"), [("lfm2", 72), ("qwen35", 24), ("nemotron_h", 24)])
+@pytest.mark.parametrize(
+    ("name", "length"),
+    [("lfm2", 72), ("qwen35", 24), ("nemotron_h", 24), ("granitehybrid-dense", 24)],
+)
 def test_answers_through_the_engine_are_those_of_one_device(
     name: str, length: int, stack: ExitStack, tmp_path: Path
 ) -> None:
