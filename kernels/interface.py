@@ -114,7 +114,7 @@ def read_constants(headers: Path = HEADERS) -> dict[str, int]:
         InterfaceError: Two headers define one name differently.
     """
     constants: dict[str, int] = {}
-    for path in sorted(headers.glob("*.h")):
+    for path in sorted(headers.rglob("*.h")):
         for name, value in _CONSTANT.findall(path.read_text()):
             if constants.setdefault(name, int(value)) != int(value):
                 raise InterfaceError(f"{path.name}: {name} is {constants[name]} in another header")

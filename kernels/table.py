@@ -110,9 +110,10 @@ def _source(
     unknown = row.keys() - _KEYS
     if unknown:
         raise ValueError(f"kernels.toml: [{name}] has unknown keys: {', '.join(sorted(unknown))}")
-    path = directory / "src" / f"{name}.hip"
-    if not path.is_file():
-        raise ValueError(f"kernels.toml: [{name}] needs the file {path}")
+    found = sorted((directory / "src").rglob(f"{name}.hip"))
+    if len(found) != 1:
+        raise ValueError(f"kernels.toml: [{name}] needs one file {directory}/src/**/{name}.hip")
+    (path,) = found
     patterns = row.get("kernels", [])
     if not isinstance(patterns, list):
         raise ValueError(f"kernels.toml: [{name}] needs a list of kernels")

@@ -1,4 +1,4 @@
-"""Activations for kernel tests, quantised as kernels/include/rf/act.h says, with 1 or 2 slices."""
+"""Activations for kernel tests, quantised as rf/activations/act.h says, with 1 or 2 slices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which expert has which tokens, as kernels/include/rf/groups.h says, for tests."""
+"""Which expert has which tokens, as kernels/include/rf/experts/groups.h says, for tests."""
 
 from __future__ import annotations
 

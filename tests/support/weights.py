@@ -1,6 +1,6 @@
 """Weight matrices for kernel tests: random ones of every GGUF type, and their device layout.
 
-The layout is that of kernels/include/rf/weights.h, written here in NumPy from its description, so
+The layout is that of rf/weights/weights.h, written here in NumPy from its description, so
 that it is an oracle for rf_repack_*.
 """
 

@@ -1,9 +1,9 @@
 // What the kernels of linear layers share: the shape of the result and where it goes.
 #pragma once
 
-#include "rf/act.h"
-#include "rf/gate.h"
-#include "rf/weights.h"
+#include "rf/activations/act.h"
+#include "rf/activations/gate.h"
+#include "rf/weights/weights.h"
 
 namespace rf {
 

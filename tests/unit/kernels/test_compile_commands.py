@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 @pytest.mark.parametrize("target", ["gfx1100", "gfx942"])
 def test_every_kernel_compiles_with_its_flags(target: str) -> None:
     found = {Path(str(entry["file"])): entry["arguments"] for entry in entries(select(target)[0])}
-    kernels = set((KERNELS_DIR / "src").glob("*.hip"))
+    kernels = set((KERNELS_DIR / "src").rglob("*.hip"))
     assert len(kernels) > 20
     for path in kernels:
         arguments = found[path]

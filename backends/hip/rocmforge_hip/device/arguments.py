@@ -96,7 +96,7 @@ Forms = Annotated[
         }
     ),
 ]
-"""Those and the int8 form of kernels/include/rf/act.h."""
+"""Those and the int8 form of kernels/include/rf/activations/act.h."""
 
 
 class _Factor(Protocol):

@@ -70,7 +70,7 @@ class MambaHeads:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DeltaScratch(Generic[X]):
-    """The arrays between kernels of the delta rule in chunks: kernels/include/rf/delta_chunks.h."""
+    """The arrays between kernels of the delta rule in chunks: rf/recurrent/delta_chunks.h."""
 
     keys: X
     queries: X
@@ -100,7 +100,7 @@ class DeltaScratch(Generic[X]):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MambaScratch(Generic[X]):
-    """The arrays between kernels of Mamba-2 in chunks: kernels/src/mamba_chunks.hip."""
+    """The arrays between kernels of Mamba-2 in chunks: kernels/src/recurrent/mamba_chunks.hip."""
 
     c: X
     b_t: X

@@ -16,7 +16,7 @@ def rf_repack(
     matrix_rows: I32,
     placing: I32,
 ) -> None:
-    """Places rows of a file's tensor in matrices of kernels/include/rf/weights.h."""
+    """Places rows of a file's tensor in matrices of kernels/include/rf/weights/weights.h."""
 
 
 def rf_gemv(

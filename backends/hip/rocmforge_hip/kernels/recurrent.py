@@ -1,4 +1,4 @@
-"""Declarations of kernels with a state for each sequence: kernels/include/rf/recurrent.h."""
+"""Declarations of kernels with a state for each sequence: rf/recurrent/recurrent.h."""
 
 from __future__ import annotations
 

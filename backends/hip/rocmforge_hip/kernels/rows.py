@@ -90,7 +90,7 @@ def rf_softcap(*, x: Pointer, cap: F32, count: I64) -> None:
 def rf_quantize_act(
     *, x: Pointer, q: Pointer, scale: Pointer, q_lo_offset: I32, count: I64
 ) -> None:
-    """Rounds to the int8 form of kernels/include/rf/act.h."""
+    """Rounds to the int8 form of kernels/include/rf/activations/act.h."""
 
 
 def rf_half_act(*, x: Pointer, out: Pointer, count: I64) -> None:

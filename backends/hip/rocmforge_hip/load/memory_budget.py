@@ -71,7 +71,7 @@ class MemoryNeeds:
     snapshots: int = 0  # of those slots
     windows: WindowGroups | None = None  # of layers that release blocks
     kept_windows: str = ""  # why none does
-    activation_slices: int = 0  # of int8 activations in decode: kernels/include/rf/act.h
+    activation_slices: int = 0  # of int8 activations in decode: rf/activations/act.h
 
     @property
     def block_bytes(self) -> int:

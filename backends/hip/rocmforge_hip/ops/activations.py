@@ -31,7 +31,7 @@ X = TypeVar("X")
 class Forms(Generic[X]):
     """The arrays of one activation, for the most rows that it may have; None: no kernel needs it.
 
-    The int8 form is that of kernels/include/rf/act.h, for the few rows that GEMV takes, slices
+    The int8 form is that of rf/activations/act.h, for the few rows that GEMV takes, slices
     included.
     """
 
@@ -237,7 +237,7 @@ class ActivationArrays(Generic[X]):
 class Activation:
     """A [rows, features] matrix in one or several forms, those not None.
 
-    `q`, `q_scale` and `q_lo_offset` are the int8 form of kernels/include/rf/act.h.
+    `q`, `q_scale` and `q_lo_offset` are the int8 form of kernels/include/rf/activations/act.h.
     """
 
     arrays: Forms[DeviceArray]  # where each form is written

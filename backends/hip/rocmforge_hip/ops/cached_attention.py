@@ -41,7 +41,7 @@ X = TypeVar("X")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerCache(Generic[X]):
-    """Keys and values of one layer: kernels/include/rf/kv_cache.h. No scales for float16.
+    """Keys and values of one layer: kernels/include/rf/attention/kv_cache.h. No scales for float16.
 
     A `k8v4` cache has keys in int8, and values in uint32 [..., value_dim / 8].
     """

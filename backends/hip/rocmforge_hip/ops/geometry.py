@@ -24,7 +24,7 @@ from rocmforge_hip.device.memory import ArraySpec, spec
 from rocmforge_hip.weights.formats import ceil_div, round_up
 
 MAX_GEMV_ROWS: Final = 8
-"""Of activations, with each of their slices (kernels/include/rf/act.h) counted as a row."""
+"""Of activations, with each of their slices (rf/activations/act.h) counted as a row."""
 
 MAX_INT8_ROWS: Final = 16
 """That int8 matrix instructions multiply, counted likewise."""
@@ -42,7 +42,7 @@ _LEAST_MERGED: Final = 257
 _ATTENTION_BLOCKS_PER_CU: Final = 4  # at most
 _PREFILL_BLOCKS_PER_CU: Final = 2  # at most
 _MIN_PREFILL_SPLIT: Final = 512  # tokens, so that putting splits together costs little beside
-_PREFILL_TILE: Final = 64  # keys of a tile at most (kernels/include/rf/online_softmax.h)
+_PREFILL_TILE: Final = 64  # keys of a tile at most (kernels/include/rf/attention/online_softmax.h)
 _SAMPLING_BLOCKS_PER_CU: Final = 2
 _MIN_PART_TOKENS: Final = 1024
 _MATRIX_ROWS: Final = 5  # below, GEMV was not measured to be slower
@@ -86,7 +86,7 @@ class Geometry:
     `least_streamed_rows` that of stored rows that waves of int8 products copy ahead;
     `least_streamed_features` that of features of a row, of x and of a sum, for which GEMV copies
     weights ahead; 0 stands for what was measured to be worth it. `has_warpgroups` says whether
-    GEMM has the matrix instructions of warpgroups (kernels/include/rf/warpgroup.h).
+    GEMM has the matrix instructions of warpgroups (kernels/include/rf/mma/warpgroup.h).
     """
 
     compute_units: int
@@ -263,7 +263,7 @@ def groups_experts(pairs: int, num_experts: int, slices: int) -> bool:
     """Returns whether pairs of tokens and experts are computed in groups.
 
     One after the other they are faster while few share an expert. A slice of the int8 activations
-    that such kernels read (kernels/include/rf/act.h) costs them as much as a pair.
+    that such kernels read (kernels/include/rf/activations/act.h) costs them as much as a pair.
     """
     return pairs * slices > num_experts
 

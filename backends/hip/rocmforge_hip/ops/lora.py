@@ -24,7 +24,7 @@ _EXPAND_WAVES: Final = 4
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DeviceAdapters:
-    """All adapters of one matrix: kernels/src/lora.hip."""
+    """All adapters of one matrix: kernels/src/matrices/lora.hip."""
 
     arrays: AdapterArrays[DeviceArray]
     parts: int

@@ -1,7 +1,7 @@
 """Teams of a step's decodes: sequences whose contexts begin with the same blocks of the cache.
 
 A prompt that many requests share lies in the cache once. Attention then reads it once for a team
-(kernels/include/rf/teams.h), and not once for each of its sequences.
+(kernels/include/rf/attention/teams.h), and not once for each of its sequences.
 """
 
 from __future__ import annotations

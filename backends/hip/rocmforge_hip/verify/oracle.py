@@ -45,7 +45,7 @@ def turned(x: Float64) -> Float64:
 
 
 def nibbles(words: npt.NDArray[np.uint32]) -> npt.NDArray[np.int8]:
-    """Returns the elements of packed values, eight of each word: rf/packed_values.h."""
+    """Returns the elements of packed values, eight of each word: rf/attention/packed_values.h."""
     shifts = np.array([0, 16, 4, 20, 8, 24, 12, 28], np.uint32)
     codes = (words[..., None] >> shifts & np.uint32(15)).astype(np.int8) - np.int8(8)
     return codes.reshape(*words.shape[:-1], -1)

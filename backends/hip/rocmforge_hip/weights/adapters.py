@@ -1,7 +1,7 @@
 """The placement of LoRA adapters on the device; nothing is allocated yet.
 
 All adapters of a matrix, which may itself be a stack of matrices of the model, lie together in the
-layout of kernels/src/lora.hip: one launch serves the rows of all of them.
+layout of kernels/src/matrices/lora.hip: one launch serves the rows of all of them.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class StackPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class AdapterArrays(Generic[X]):
-    """The arrays of a stack of adapters, as kernels/src/lora.hip reads them."""
+    """The arrays of a stack of adapters, as kernels/src/matrices/lora.hip reads them."""
 
     a: X  # float16 [ranks of all pairs, in_features]
     b: X  # float16 [chunks of all pairs, _CHUNK]

@@ -1,6 +1,6 @@
 """Weights on the device: which formats there are kernels for, and how matrices lie in memory.
 
-A matrix is stored as kernels/include/rf/weights.h says. It may be a stack of several matrices of
+A matrix is stored as rf/weights/weights.h says. It may be a stack of several matrices of
 the file that are always multiplied with the same input (query, key and value), or gate and up rows
 interleaved; a `Weight` is the part of it that one of them became.
 """

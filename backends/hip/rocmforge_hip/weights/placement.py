@@ -39,7 +39,7 @@ _BOUNDED: Final = MappingProxyType(
 )
 """Matrices that are apart where each has bounds of its own: they read different activations."""
 PLACE: Final = np.dtype(np.int64)
-"""Type of the distance to an expert's matrix: kernels/include/rf/expert_matrices.h."""
+"""Type of the distance to an expert's matrix: kernels/include/rf/experts/expert_matrices.h."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,12 +1,12 @@
 // What the kernels of decode attention are given, and the declaration that they share.
 #pragma once
 
-#include "rf/act_output.h"
+#include "rf/activations/act_output.h"
+#include "rf/attention/rope.h"
+#include "rf/attention/split_merge.h"
 #include "rf/decode/lanes.h"
 #include "rf/decode/matrix.h"
 #include "rf/last_block.h"
-#include "rf/rope.h"
-#include "rf/split_merge.h"
 
 namespace rf {
 

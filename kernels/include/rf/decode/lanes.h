@@ -8,8 +8,8 @@
 // ...: one shuffle a score.
 #pragma once
 
+#include "rf/attention/packed_values.h"
 #include "rf/decode/walk.h"
-#include "rf/packed_values.h"
 
 namespace rf {
 

@@ -1,8 +1,8 @@
-// What a thread block of decode attention keeps of the cache for a team: see rf/teams.h.
+// What a thread block of decode attention keeps of the cache for a team: see rf/attention/teams.h.
 #pragma once
 
+#include "rf/attention/teams.h"
 #include "rf/decode/walk.h"
-#include "rf/teams.h"
 
 namespace rf {
 

@@ -4,7 +4,7 @@
 // wants. On gfx11 lanes hold every row twice, with all k of it.
 #pragma once
 
-#include "rf/mma.h"
+#include "rf/mma/mma.h"
 #include "rf/wave.h"
 
 namespace rf {

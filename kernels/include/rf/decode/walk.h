@@ -1,7 +1,7 @@
 // The way of a wave of decode attention through the tokens of a split, a step at a time.
 #pragma once
 
-#include "rf/attention.h"
+#include "rf/attention/attention.h"
 
 namespace rf {
 

@@ -1,7 +1,7 @@
 // BF16: plain numbers.
 #pragma once
 
-#include "rf/formats.h"
+#include "rf/weights/formats.h"
 
 namespace rf {
 

@@ -1,7 +1,7 @@
 // F32: plain numbers.
 #pragma once
 
-#include "rf/formats.h"
+#include "rf/weights/formats.h"
 
 namespace rf {
 

@@ -2,7 +2,7 @@
 // seven are stored; of each 32, a scale of four bits.
 #pragma once
 
-#include "rf/codebook.h"
+#include "rf/weights/codebook.h"
 
 namespace rf {
 

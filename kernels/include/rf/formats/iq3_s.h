@@ -2,7 +2,7 @@
 // scale of four bits.
 #pragma once
 
-#include "rf/codebook.h"
+#include "rf/weights/codebook.h"
 
 namespace rf {
 

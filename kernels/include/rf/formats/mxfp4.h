@@ -1,7 +1,7 @@
 // MXFP4: 32 numbers E2M1 and their scale, a power of two (OCP Microscaling Formats 1.0).
 #pragma once
 
-#include "rf/nibbles.h"
+#include "rf/weights/nibbles.h"
 
 namespace rf {
 

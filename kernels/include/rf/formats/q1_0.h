@@ -1,7 +1,7 @@
 // Q1_0: 128 weights that are a scale with a sign.
 #pragma once
 
-#include "rf/formats.h"
+#include "rf/weights/formats.h"
 
 namespace rf {
 

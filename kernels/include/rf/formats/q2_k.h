@@ -1,7 +1,7 @@
 // Q2_K: 256 codes of two bits; of each 16, a scale and a minimum of four bits.
 #pragma once
 
-#include "rf/formats.h"
+#include "rf/weights/formats.h"
 
 namespace rf {
 

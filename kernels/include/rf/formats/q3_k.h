@@ -1,7 +1,7 @@
 // Q3_K: 256 codes of three bits around 4; of each 16, a scale of six bits.
 #pragma once
 
-#include "rf/formats.h"
+#include "rf/weights/formats.h"
 
 namespace rf {
 

@@ -1,7 +1,7 @@
 // Q4_0: 32 codes of four bits around 8 and their scale.
 #pragma once
 
-#include "rf/nibbles.h"
+#include "rf/weights/nibbles.h"
 
 namespace rf {
 

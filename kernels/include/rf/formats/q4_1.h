@@ -1,7 +1,7 @@
 // Q4_1: 32 codes of four bits, their scale and minimum.
 #pragma once
 
-#include "rf/nibbles.h"
+#include "rf/weights/nibbles.h"
 
 namespace rf {
 

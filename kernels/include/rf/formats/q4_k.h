@@ -1,7 +1,7 @@
 // Q4_K: 256 codes of four bits; of each 32, a scale and a minimum of six bits.
 #pragma once
 
-#include "rf/formats.h"
+#include "rf/weights/formats.h"
 
 namespace rf {
 

@@ -1,7 +1,7 @@
 // Q5_0: 32 codes of five bits around 16 and their scale.
 #pragma once
 
-#include "rf/formats.h"
+#include "rf/weights/formats.h"
 
 namespace rf {
 

@@ -1,7 +1,7 @@
 // Q5_1: 32 codes of five bits, their scale and minimum.
 #pragma once
 
-#include "rf/formats.h"
+#include "rf/weights/formats.h"
 
 namespace rf {
 

@@ -1,7 +1,7 @@
 // Q6_K: 256 codes of six bits around 32; of each 16, a scale of eight bits.
 #pragma once
 
-#include "rf/formats.h"
+#include "rf/weights/formats.h"
 
 namespace rf {
 

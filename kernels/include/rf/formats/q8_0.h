@@ -1,7 +1,7 @@
 // Q8_0: 32 signed bytes and their scale.
 #pragma once
 
-#include "rf/formats.h"
+#include "rf/weights/formats.h"
 
 namespace rf {
 

@@ -1,7 +1,7 @@
 // Copies to LDS that go on beside a kernel, and products of warpgroups, with a mistake or none.
 #define RF_AS_HOPPER 1
-#include "rf/mma.h"
-#include "rf/warpgroup.h"
+#include "rf/mma/mma.h"
+#include "rf/mma/warpgroup.h"
 
 // The types of arguments are read from a compilation for AMD GPUs, where nothing uses them.
 #pragma clang diagnostic ignored "-Wunused-parameter"

@@ -1,1 +1,1 @@
-"""Mixtures of experts by launching kernels (kernels/include/rf/experts.h)."""
+"""Mixtures of experts by launching kernels (kernels/include/rf/experts/experts.h)."""

@@ -1,7 +1,7 @@
 """Experts of one token in launches that do what lies between: choice, norms, and the residual.
 
 Gate and up choose the experts and complete the norm of what they read; down adds its sum to the
-residual and leaves the norm of that to what reads it (kernels/src/experts_deferred.hip).
+residual and leaves the norm of that to what reads it (kernels/src/experts/experts_deferred.hip).
 """
 
 from __future__ import annotations

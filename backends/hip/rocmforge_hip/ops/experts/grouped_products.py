@@ -1,6 +1,6 @@
 """Products of rows with the matrices of their experts, in groups: a matrix is read once.
 
-Pairs of a row and an expert are sorted by expert on the device (kernels/include/rf/groups.h) into
+Pairs of a row and an expert are sorted by expert on the device (rf/experts/groups.h) into
 tiles of one expert each. The host knows only how many pairs there are.
 """
 

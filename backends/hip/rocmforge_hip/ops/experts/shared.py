@@ -1,7 +1,7 @@
 """Experts for some tokens: pairs with the same expert share what is read of it, up to eight.
 
 On devices with kernels for that, for stored types that have some
-(kernels/include/rf/experts_shared.h).
+(kernels/include/rf/experts/experts_shared.h).
 """
 
 from __future__ import annotations

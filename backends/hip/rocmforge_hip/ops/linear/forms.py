@@ -16,7 +16,7 @@ _THREADS: Final = 256
 
 
 class FormKernels:
-    """Rounds activations to int8, in `slices` slices (kernels/include/rf/act.h), and to halves."""
+    """Rounds activations to int8, in `slices` slices (rf/activations/act.h), and to halves."""
 
     def __init__(self, library: KernelLibrary, slices: int) -> None:
         self.slices: Final = slices

@@ -70,7 +70,7 @@ class UnmadeProduct(Activation):
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class NormLater(Activation):
-    """A norm that what reads it completes (kernels/include/rf/deferred_norm.h).
+    """A norm that what reads it completes (kernels/include/rf/gemv/deferred_norm.h).
 
     Until somebody makes it, it has the int8 form alone, with scales that lack its factor.
     """

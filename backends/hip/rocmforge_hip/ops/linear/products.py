@@ -58,7 +58,7 @@ class LinearKernels:
         geometry: For the device.
         arena: The arrays of the activations.
         formats: Stored types of the matrices.
-        slices: Of the int8 activations (kernels/include/rf/act.h) that GEMV reads, 1 or 2; 0 = all
+        slices: Of the int8 activations (rf/activations/act.h) that GEMV reads, 1 or 2; 0 = all
             rows go through GEMM.
     """
 
@@ -126,7 +126,7 @@ class LinearKernels:
             x: [rows, in_features of the matrix].
             part: Any part of the matrix.
             bias: Of all its outputs, or None.
-            gate: NOT_GATED, or the activation of kernels/include/rf/gate.h.
+            gate: NOT_GATED, or the activation of kernels/include/rf/activations/gate.h.
             half: Whether the result shall be in float16, if there are many rows.
             up_bias: Of a gated product that has a bias, which is that of the gate.
         """

@@ -23,7 +23,7 @@ class StreamedGemv:
     """The kernels for products whose norm is left for later, where those are faster.
 
     A block takes one tile after another, so there are as many blocks as run at once
-    (kernels/include/rf/gemv_stream.h).
+    (kernels/include/rf/gemv/gemv_stream.h).
 
     Args:
         library: Where the kernels are.

@@ -1,1 +1,1 @@
-"""Layers with a state for each sequence, by launching kernels (kernels/include/rf/recurrent.h)."""
+"""Layers with a state for each sequence, by launching kernels (rf/recurrent/recurrent.h)."""

@@ -1,0 +1,319 @@
+// Prefill attention with the matrix instructions of Hopper GPUs (FlashAttention-3, Shah et al.
+// 2024, without its own warps for copies).
+//
+// Four waves together take 64 query rows, so queries are the left operand here, and weights go from
+// one product to the next in registers. So do queries, but those of large heads, which lie in LDS.
+// The scores of the next tile of keys and the product of this tile's weights with its values are
+// begun together; while the latter goes on, the waves compute the weights of the next tile.
+#pragma once
+
+#include "rf/attention/online_softmax.h"
+#include "rf/attention/prefill.h"
+#include "rf/mma/warpgroup.h"
+
+#if RF_WARPGROUPS
+
+namespace rf {
+
+template <int kHeadDim, int kKeys = kHeadDim <= 128 ? 128 : 64>
+class WarpgroupAttention {
+  static constexpr bool kQueriesInLds = kHeadDim > 128;
+  // The result's columns are as many as an instruction has, once or more often.
+  static constexpr int kColumns = kHeadDim < 128 ? kHeadDim : 128;
+  static constexpr int kParts = kHeadDim / kColumns;
+
+ public:
+  struct alignas(warpgroup::kTileAlignment) Lds {
+    half keys[2][kKeys * kHeadDim];
+    half values[2][kKeys * kHeadDim];
+    half queries[kQueriesInLds ? kAttentionRows * kHeadDim : 0];
+  };
+
+  static __device__ __forceinline__ void run(const PrefillInput& in,
+                                             const Cache<const half, const float>& cache,
+                                             const PrefillSplits& splits, float* out_f32,
+                                             half* out_f16, Lds& lds) {
+    const int sequence = in.sequences[blockIdx.z];
+    const int query_start = in.query_start[sequence];
+    const int tokens = in.query_start[sequence + 1] - query_start;
+    const int context = in.context_len[sequence];
+    const int group = in.heads / cache.kv_heads;
+    const int rows = tokens * group;
+    // The last rows see most keys: they come first.
+    const int count = splits.count;
+    const int split = static_cast<int>(blockIdx.x) % count;
+    const int block_row = static_cast<int>((gridDim.x - 1 - blockIdx.x) / count) * kAttentionRows;
+    if (block_row >= rows) return;
+    const int kv_head = static_cast<int>(blockIdx.y);
+
+    const int first_row = block_row + wave_id() / 4 * 64;  // of the four waves
+    const int wave_row = block_row + wave_id() * kTile;
+    const int first_position = context - tokens;
+    const auto position_of = [&](int row) __attribute__((always_inline)) {
+      return first_position + min(row, rows - 1) / group;
+    };
+    const auto end_of = [&](int row) __attribute__((always_inline)) {
+      const int token = min(row, rows - 1) / group;
+      return in.seen_ends ? in.seen_ends[query_start + token] : first_position + token + 1;
+    };
+    const auto head_of = [&](int row)
+                             __attribute__((always_inline)) {  // of all heads of all tokens
+                               const int64_t token = query_start + row / group;
+                               return token * in.heads + kv_head * group + row % group;
+                             };
+    const auto row_of = [&](int r) __attribute__((always_inline)) {
+      return wave_row + lane_id() / 4 + 8 * r;
+    };
+
+    const int common_end = end_of(first_row);
+    const int last = position_of(first_row + 63);
+    int end = end_of(block_row + kAttentionRows - 1);
+    int begin = first_visible(position_of(block_row), in.window) / kKeys * kKeys;
+    if (count > 1) {  // the first one begins with what the first new token sees
+      const int first = first_visible(first_position, in.window) / kKeys * kKeys;
+      begin = max(begin, first + split * splits.tokens);
+      end = min(end, first + (split + 1) * splits.tokens);
+    }
+    const auto query = [&](int row) __attribute__((always_inline)) {
+      return in.q + head_of(min(row, rows - 1)) * kHeadDim;
+    };
+    const int seen_begin[2] = {first_visible(position_of(row_of(0)), in.window),
+                               first_visible(position_of(row_of(1)), in.window)};
+    const int seen_end[2] = {min(end_of(row_of(0)), end), min(end_of(row_of(1)), end)};
+    const SwizzledTile<kAttentionRows> query_tile{lds.queries};
+    const warpgroup::Descriptor own_queries =
+        warpgroup::behind(query_tile.descriptor(), (first_row - block_row) * 128);
+    uint32_t queries[kQueriesInLds ? 1 : kHeadDim / kTile][4];
+    if constexpr (kQueriesInLds) {
+      constexpr int kChunks = kHeadDim / 8;
+#pragma unroll 4
+      for (int i = threadIdx.x; i < kAttentionRows * kChunks; i += kPrefillThreads) {
+        const int row = i / kChunks, chunk = i % kChunks;
+        async_copy16(query_tile.chunk(row, chunk), query(block_row + row) + chunk * 8);
+      }
+    } else {
+      const half* const from[2] = {query(row_of(0)) + lane_id() % 4 * 2,
+                                   query(row_of(1)) + lane_id() % 4 * 2};
+#pragma unroll
+      for (int dim = 0; dim < kHeadDim / kTile; ++dim) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          queries[dim][i] =
+              *reinterpret_cast<const uint32_t*>(from[i % 2] + dim * kTile + i / 2 * 8);
+        }
+      }
+    }
+
+    const int32_t* blocks = cache.blocks_of(sequence);
+    const HeadCache<half, kHeadDim> keys{cache.k, nullptr,        blocks,
+                                         kv_head, cache.kv_heads, context};
+    const HeadCache<half, kHeadDim> values{cache.v, nullptr,        blocks,
+                                           kv_head, cache.kv_heads, context};
+    const auto k_tile = [&](int i) __attribute__((always_inline)) {
+      return SwizzledTile<kKeys>{lds.keys[i]};
+    };
+    const auto v_tile = [&](int i) __attribute__((always_inline)) {
+      return SwizzledTile<kKeys>{lds.values[i]};
+    };
+    const float factor = in.rule.scale * kLog2E;
+
+    Mma::Acc output[kParts][kColumns / kTile] = {};
+    Mma::Acc scores[kKeys / kTile] = {};
+    uint32_t weights[kKeys / kTile][4];
+    float highest[2] = {kLowestScore, kLowestScore}, total[2] = {};
+
+    // Turns the scores of the keys from `base` on into weights relative to the new highest score;
+    // returns by how much older weights shrink.
+    float raised[2] = {1.0f, 1.0f};
+    const auto weigh = [&](int base) __attribute__((always_inline)) {
+      if (in.rule.softcap > 0.0f) {
+#pragma unroll
+        for (Mma::Acc& tile : scores) {
+          for (float& score : tile.value)
+            score = in.rule.capped(score * in.rule.scale) / in.rule.scale;
+        }
+      }
+      const bool is_cut = base + kKeys > min(common_end, end);
+      if (is_cut || base < first_visible(last, in.window)) {
+#pragma unroll
+        for (int tile = 0; tile < kKeys / kTile; ++tile) {
+#pragma unroll
+          for (int i = 0; i < 8; ++i) {
+            const int row = i / 2 % 2;
+            const int key = base + tile * kTile + i / 4 * 8 + lane_id() % 4 * 2 + i % 2;
+            if (key >= seen_end[row] || key < seen_begin[row]) scores[tile].value[i] = -kInfinity;
+          }
+        }
+      }
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        float largest = highest[r];
+#pragma unroll
+        for (int i = 0; i < kKeys / 2; ++i) {
+          if (i / 2 % 2 == r) largest = max(largest, scores[i / 8].value[i % 8]);
+        }
+        largest = max(largest, shfl_xor<1>(largest));
+        largest = max(largest, shfl_xor<2>(largest));
+        raised[r] = exp2((highest[r] - largest) * factor);
+        highest[r] = largest;
+        const float shift = largest * factor;
+        total[r] *= raised[r];
+#pragma unroll
+        for (int i = 0; i < kKeys / 2; ++i) {
+          if (i / 2 % 2 != r) continue;
+          float& score = scores[i / 8].value[i % 8];
+          score = exp2(fma(score, factor, -shift));
+          total[r] += score;
+        }
+      }
+    };
+    const auto pack = [&]() __attribute__((always_inline)) {
+#pragma unroll
+      for (int tile = 0; tile < kKeys / kTile; ++tile) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const float* pair = scores[tile].value + 2 * i;
+          weights[tile][i] =
+              __builtin_bit_cast(uint32_t, Vec<half, 2>{to_half(pair[0]), to_half(pair[1])});
+        }
+      }
+    };
+    const auto begin_scores = [&](warpgroup::Descriptor tile) __attribute__((always_inline)) {
+#pragma unroll
+      for (int dim = 0; dim < kHeadDim / kTile; ++dim) {
+        const auto at = [&](warpgroup::Descriptor whole,
+                            int column_bytes) __attribute__((always_inline)) {
+          return warpgroup::behind(whole, dim / 4 * column_bytes + dim % 4 * 32);
+        };
+        const warpgroup::Descriptor keys_at = at(tile, SwizzledTile<kKeys>::kColumnBytes);
+        if constexpr (kQueriesInLds) {
+          const warpgroup::Descriptor from =
+              at(own_queries, SwizzledTile<kAttentionRows>::kColumnBytes);
+          dim == 0 ? warpgroup::multiply<false>(scores, from, keys_at)
+                   : warpgroup::multiply(scores, from, keys_at);
+        } else {
+          dim == 0 ? warpgroup::multiply<false>(scores, queries[dim], keys_at)
+                   : warpgroup::multiply(scores, queries[dim], keys_at);
+        }
+      }
+      warpgroup::commit();
+    };
+    const auto begin_output = [&](warpgroup::Descriptor tile) __attribute__((always_inline)) {
+#pragma unroll
+      for (int key = 0; key < kKeys / kTile; ++key) {
+#pragma unroll
+        for (int part = 0; part < kParts; ++part) {
+          const int bytes = part * kColumns / 64 * SwizzledTile<kKeys>::kColumnBytes;
+          warpgroup::multiply<true, true>(output[part], weights[key],
+                                          warpgroup::behind(tile, bytes + key * kTile * 128));
+        }
+      }
+      warpgroup::commit();
+    };
+
+    if (begin < end) {
+      copy(keys, begin, k_tile(0));
+      async_commit();
+      copy(values, begin, v_tile(0));
+      if (begin + kKeys < end) copy(keys, begin + kKeys, k_tile(1));
+      async_commit();
+      async_wait<1>();
+      warpgroup::publish();
+      __syncthreads();
+      warpgroup::begin();
+      begin_scores(k_tile(0).descriptor());
+      warpgroup::wait<0>();
+      warpgroup::receive(scores);
+      weigh(begin);
+      pack();
+    }
+    int buffer = 0;
+    // Values and the next keys are there after this, and what was before them is read.
+    const auto arrive = [&](int next) __attribute__((always_inline)) {
+      async_wait();
+      warpgroup::publish();
+      __syncthreads();
+      if (next < end) copy(values, next, v_tile(1 - buffer));
+      if (next + kKeys < end) copy(keys, next + kKeys, k_tile(buffer));
+      async_commit();
+      warpgroup::begin();
+    };
+    int next = begin + kKeys;
+    for (; next < end; next += kKeys) {
+      arrive(next);
+      begin_scores(k_tile(1 - buffer).descriptor());
+      begin_output(v_tile(buffer).descriptor());
+      warpgroup::wait<1>();
+      warpgroup::receive(scores);
+      weigh(next);
+      warpgroup::wait<0>();
+      receive(output);
+      if (ballot(raised[0] < 1.0f || raised[1] < 1.0f) != 0) {
+#pragma unroll
+        for (int i = 0; i < kHeadDim / 2; ++i) {
+          output[i / (kColumns / 2)][i / 8 % (kColumns / kTile)].value[i % 8] *= raised[i / 2 % 2];
+        }
+      }
+      pack();
+      buffer = 1 - buffer;
+    }
+    if (begin < end) {
+      arrive(next);
+      begin_output(v_tile(buffer).descriptor());
+      warpgroup::wait<0>();
+    }
+    receive(output);
+
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      total[r] += shfl_xor<1>(total[r]);
+      total[r] += shfl_xor<2>(total[r]);
+      const int row = row_of(r);
+      if (row >= rows) continue;
+      const int64_t result = head_of(row) * count + split;
+      const float scaled = highest[r] * factor;
+      float inverse = 1.0f;
+      if (count == 1) {
+        inverse = 1.0f / (total[r] + sink_weight(in.sinks, kv_head * group + row % group, scaled));
+      } else if (lane_id() % 4 == 0) {
+        splits.partial_ml[2 * result] = scaled;
+        splits.partial_ml[2 * result + 1] = total[r];
+      }
+      const int64_t start = result * kHeadDim + lane_id() % 4 * 2;
+#pragma unroll
+      for (int i = 0; i < kHeadDim / 8; ++i) {
+        const float* pair =
+            output[i * 8 / kColumns][i / 2 % (kColumns / kTile)].value + i % 2 * 4 + 2 * r;
+        const Vec<float, 2> two{pair[0] * inverse, pair[1] * inverse};
+        float* const f32 = count > 1 ? splits.partial : out_f32;
+        if (f32) *reinterpret_cast<Vec<float, 2>*>(f32 + start + 8 * i) = two;
+        if (count == 1 && out_f16) {
+          *reinterpret_cast<Vec<half, 2>*>(out_f16 + start + 8 * i) = {static_cast<half>(two[0]),
+                                                                       static_cast<half>(two[1])};
+        }
+      }
+    }
+  }
+
+ private:
+  static __device__ __forceinline__ void receive(Mma::Acc (&output)[kParts][kColumns / kTile]) {
+#pragma unroll
+    for (auto& part : output) warpgroup::receive(part);
+  }
+
+  template <class Cache>
+  static __device__ __forceinline__ void copy(const Cache& cache, int first_token,
+                                              SwizzledTile<kKeys> tile) {
+    constexpr int kChunks = kHeadDim / 8;
+#pragma unroll
+    for (int i = 0; i < kKeys * kChunks / kPrefillThreads; ++i) {
+      const int index = i * kPrefillThreads + threadIdx.x;
+      const int row = index / kChunks, chunk = index % kChunks;
+      async_copy16(tile.chunk(row, chunk), cache.address(cache.row(first_token + row), chunk * 8));
+    }
+  }
+};
+
+}  // namespace rf
+
+#endif

@@ -1,0 +1,182 @@
+// Which experts a token goes to, and what they count.
+#pragma once
+
+#include "rf/experts/experts.h"
+#include "rf/wave.h"
+
+namespace rf {
+
+// Unsigned numbers in the order of floats; one for each NaN, too, so that all are in an order.
+__device__ __forceinline__ uint32_t in_order(float x) {
+  const auto bits = __builtin_bit_cast(uint32_t, x + 0.0f);  // -0 is 0
+  return bits >> 31 ? ~bits : bits | 1u << 31;
+}
+
+// How many of `count` keys come before key `index`: larger ones, and the equal ones before it.
+// Those beyond, up to a multiple of four, are 0.
+__device__ __forceinline__ int rank_of(const uint32_t* keys, int index, int count) {
+  const uint32_t own = keys[index];
+  int rank = 0;
+#pragma unroll 4
+  for (int first = 0; first < count; first += 4) {
+    const Vec<uint32_t, 4> four = load16(keys + first);
+    for (int k = 0; k < 4; ++k) {
+      rank += four[k] > own || (four[k] == own && first + k < index) ? 1 : 0;
+    }
+  }
+  return rank;
+}
+
+// How a router's logits choose.
+struct RouteRule {
+  const float* bias;            // [experts] or null, added to the logits
+  const float* selection_bias;  // [experts] or null, added to what `function` makes of them, to
+                                // choose by and not to weight
+  const float* weight_scale;    // [experts] or null, multiplies the weight of each
+  int experts;
+  int num_chosen;
+  int function;       // kRouteSoftmax, ...
+  int groups;         // of experts, of which
+  int kept_groups;    // so many may be chosen from: whose two best are the largest sum
+  bool normalised;    // the weights are divided by their sum, or 2^-14 if that is less
+  float scale;        // of the weights
+  int first_own;      // of the experts that this device has
+  int num_own;        // so many follow each other
+  int num_shared;     // 1: each token goes to an expert besides, the first of this device's
+  int weighs_shared;  // 1: its weight is the sigmoid of the logit behind the others, else 1
+
+  // Logits and experts of a token.
+  __device__ __forceinline__ int num_logits() const { return experts + weighs_shared; }
+  __device__ __forceinline__ int num_pairs() const { return num_chosen + num_shared; }
+};
+
+// The experts of one token, chosen by a block of at least as many threads as there are experts.
+class RouteChoice {
+ public:
+  struct Lds {
+    float scratch[kMaxWaves];
+    alignas(16) uint32_t keys[kMostExperts];
+    float scores[kMostExperts];
+    alignas(16) uint32_t group_keys[kMostExperts];
+    int chosen[kMostExperts];
+    float picked[kMostExperts];
+  };
+
+  __device__ __forceinline__ RouteChoice(Lds& lds, const RouteRule& rule)
+      : lds_(lds), rule_(rule) {}
+
+  // Does it all for one token: its logits, and where its experts and their weights go.
+  __device__ __forceinline__ void run(const float* logits, int32_t* chosen, float* weights) {
+    choose(own_logit(logits));
+    store(logits, chosen, weights);
+  }
+
+  // The logit of a thread's expert, if it has one.
+  __device__ __forceinline__ float own_logit(const float* logits) const {
+    const int expert = threadIdx.x;
+    if (expert >= rule_.experts) return -kInfinity;
+    return logits[expert] + (rule_.bias ? rule_.bias[expert] : 0.0f);
+  }
+
+  // Chooses by the logits of the token, the best expert first, of equal ones the first. All threads
+  // of the block call this.
+  __device__ __forceinline__ void choose(float logit) {
+    const int expert = threadIdx.x;
+    const bool inside = expert < rule_.experts;
+    const float* selection_bias = rule_.selection_bias;
+    const float value = applied(logit, inside);
+    float score = inside && selection_bias ? value + selection_bias[expert] : value;
+    if (rule_.groups > 1) score = in_kept_groups(score, expert, inside);
+    lds_.keys[expert] = inside ? in_order(score) : 0;
+    __syncthreads();
+    if (inside) {
+      const int rank = rank_of(lds_.keys, expert, rule_.experts);
+      if (rank < rule_.num_chosen) {
+        lds_.chosen[rank] = expert;
+        lds_.picked[rank] = value;
+      }
+    }
+    __syncthreads();
+  }
+
+  // The chosen expert, counted from the first of this device. Behind the others is the shared one.
+  __device__ __forceinline__ int expert(int rank) const {
+    if (rank >= rule_.num_chosen) return 0;
+    const int own = lds_.chosen[rank] - rule_.first_own;
+    return own >= 0 && own < rule_.num_own ? own : kElsewhere;
+  }
+
+  // Writes the experts of the token and their weights.
+  __device__ __forceinline__ void store(const float* logits, int32_t* chosen,
+                                        float* weights) const {
+    const int rank = threadIdx.x;
+    if (rank < rule_.num_chosen) {
+      chosen[rank] = expert(rank);
+      weights[rank] = weight(rank);
+    }
+    if (rule_.num_shared == 0 || rank != 0) return;
+    chosen[rule_.num_chosen] = expert(rule_.num_chosen);
+    weights[rule_.num_chosen] =
+        rule_.weighs_shared ? 1.0f / (1.0f + exp(-logits[rule_.experts])) : 1.0f;
+  }
+
+ private:
+  __device__ __forceinline__ float weight(int rank) const {
+    const float* picked = lds_.picked;
+    const int num_chosen = rule_.num_chosen;
+    float weight = picked[rank];
+    if (rule_.function == kRouteSoftmaxOfChosen) {
+      float largest = picked[0];
+      for (int i = 1; i < num_chosen; ++i) largest = max(largest, picked[i]);
+      float total = 0.0f;
+      for (int i = 0; i < num_chosen; ++i) total += exp(picked[i] - largest);
+      weight = exp(weight - largest) / total;
+    } else if (rule_.normalised) {
+      constexpr float kLeast = 1.0f / (1 << 14);
+      float total = 0.0f;
+      for (int i = 0; i < num_chosen; ++i) total += picked[i];
+      weight /= max(total, kLeast);
+    }
+    if (rule_.weight_scale) weight *= rule_.weight_scale[lds_.chosen[rank]];
+    return weight * rule_.scale;
+  }
+
+  // What the rule's function makes of the logits.
+  __device__ __forceinline__ float applied(float value, bool inside) const {
+    if (rule_.function == kRouteSoftmax) {
+      const auto larger = [](float a, float b) { return max(a, b); };
+      const float largest = block_reduce(value, lds_.scratch, larger);
+      const float raised = inside ? exp(value - largest) : 0.0f;
+      return raised / block_sum(raised, lds_.scratch);
+    }
+    if (rule_.function == kRouteSigmoid) return 1.0f / (1.0f + exp(-value));
+    return value;
+  }
+
+  // The score, or less than any if the expert's group is not kept.
+  __device__ __forceinline__ float in_kept_groups(float score, int expert, bool inside) const {
+    const int groups = rule_.groups;
+    const int members = rule_.experts / groups;
+    if (inside) lds_.scores[expert] = score;
+    __syncthreads();
+    lds_.group_keys[expert] = 0;
+    if (expert < groups) {
+      float best = -kInfinity;
+      float second = -kInfinity;
+      for (int i = expert * members; i < (expert + 1) * members; ++i) {
+        second = max(second, min(best, lds_.scores[i]));
+        best = max(best, lds_.scores[i]);
+      }
+      lds_.group_keys[expert] = in_order(members == 1 ? best : best + second);
+    }
+    __syncthreads();
+    const bool kept =
+        !inside || rank_of(lds_.group_keys, expert / members, groups) < rule_.kept_groups;
+    return kept ? score : -kInfinity;
+  }
+
+  Lds& lds_;
+  const RouteRule& rule_;
+};
+
+}  // namespace rf

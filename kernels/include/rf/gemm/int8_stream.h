@@ -1,0 +1,359 @@
+// Products of up to 8 rows of int8 with large matrices on Hopper GPUs: gemm_int8_stream.hip.
+//
+// Bound by reading W, so what is read shall always be on its way: one block to a multiprocessor,
+// and each of its waves has a copy of a super-block of its own under way, which no other wave waits
+// for. The first begin before the kernel in front of it has ended. All waves share x in LDS, which
+// so is read once by each multiprocessor, and not by each 32 stored rows.
+#pragma once
+
+#include "rf/linear.h"
+#include "rf/mma/mma_int8.h"
+#include "rf/mma/warpgroup.h"
+#include "rf/weights/formats.h"
+
+namespace rf {
+
+inline constexpr int kStreamRows = 8;           // of x, in all slices together, at most
+inline constexpr int kStreamQuantBlocks = 224;  // of a row, at most
+inline constexpr int kStreamWaves = 28;
+inline constexpr int kStreamThreads = kStreamWaves * 32;
+
+struct StreamArguments {
+  const uint8_t* weight;
+  const int8_t* q;
+  const ActScale* scale;
+  int rows;
+  int slices;
+  int quant_blocks;
+  Outputs outputs;
+  Result result;
+};
+
+#if RF_WARPGROUPS
+
+// The super-blocks that a wave multiplies at once, in LDS: those of 16 stored rows, two groups of
+// them (weights.h), with the planes that a matrix of these has.
+template <class Format>
+class StreamedWeights {
+  static constexpr int kGroups = 2;
+  static constexpr int kQuantBlocks = 8;
+  static constexpr int kPiece = 16;  // bytes
+
+ public:
+  static constexpr int kBytes = kGroups * kGroupRows * sizeof(typename Format::Block);
+  // From the first group of a tile to the second: the up rows of a gated layer's gate rows.
+  static constexpr int kGroupsApart = kGateRows / kGroupRows;
+
+  __device__ __forceinline__ StreamedWeights(const uint8_t* data, int stored_rows, int super_blocks)
+      : data_(data), groups_(stored_rows / kGroupRows), super_blocks_(super_blocks) {}
+
+  // The first group of a tile.
+  static __device__ __forceinline__ int first_group(int tile) {
+    return tile / kGroupsApart * (2 * kGroupsApart) + tile % kGroupsApart;
+  }
+
+  // Begins to copy a super-block of the rows of a tile.
+  __device__ __forceinline__ void start(int tile, int super_block, uint8_t* stage) const {
+    Format::of(Copies{*this, static_cast<uint32_t>(first_group(tile)),
+                      static_cast<uint32_t>(super_block), 0, stage},
+               kQuantBlocks);
+  }
+
+  // Row `row` of what was copied.
+  static __device__ __forceinline__ Format row(const uint8_t* stage, int row) {
+    return Format::of(Copied{stage, row}, kQuantBlocks);
+  }
+
+ private:
+  // Walks over planes, to copy them. Places in the matrix are counted in pieces.
+  struct Copies {
+    const StreamedWeights& weights;
+    uint32_t first_group;
+    uint32_t super_block;
+    uint32_t plane;
+    uint8_t* to;
+
+    template <class T>
+    __device__ __forceinline__ Items<const T> take(int items) {
+      static_assert(kGroupRows * sizeof(T) % kPiece == 0);
+      const int group_pieces = items * (kGroupRows * static_cast<int>(sizeof(T)) / kPiece);
+      const int pieces = kGroups * group_pieces;
+#pragma unroll
+      for (int i = 0; i < (pieces + kWave - 1) / kWave; ++i) {
+        const int piece = i * kWave + lane_id();
+        if (pieces % kWave != 0 && piece >= pieces) continue;
+        const uint32_t group = first_group + piece / group_pieces * kGroupsApart;
+        const uint32_t from = plane + (group * weights.super_blocks_ + super_block) * group_pieces +
+                              piece % group_pieces;
+        warpgroup::async_copy<kPiece>(to + piece * kPiece,
+                                      weights.data_ + static_cast<uint64_t>(from) * kPiece);
+      }
+      plane += static_cast<uint32_t>(weights.groups_ * weights.super_blocks_) * group_pieces;
+      to += pieces * kPiece;
+      return {nullptr};
+    }
+  };
+
+  // Walks over the planes that were copied.
+  struct Copied {
+    const uint8_t* next;
+    int row;
+
+    template <class T>
+    __device__ __forceinline__ Items<const T> take(int items) {
+      const auto* plane = reinterpret_cast<const T*>(next);
+      next += kGroups * kGroupRows * items * static_cast<int>(sizeof(T));
+      return {plane + row / kGroupRows * (items * kGroupRows) + row % kGroupRows};
+    }
+  };
+
+  const uint8_t* data_;
+  int groups_;
+  int super_blocks_;
+};
+
+// All of x in LDS. Of two quant blocks, a chunk, the words that a lane multiplies lie side by side.
+class StreamedActivations {
+  static constexpr int kRows = kStreamRows;
+  static constexpr int kChunkBlocks = 2;
+  static constexpr int kBlocks = kStreamQuantBlocks;
+
+ public:
+  // Rows beyond the last are the last again.
+  __device__ __forceinline__ void bring(const StreamArguments& x) {
+    const int last = x.rows * x.slices - 1;
+#pragma unroll 1
+    for (int i = threadIdx.x; i < x.quant_blocks * kRows; i += kStreamThreads) {
+      const int block = i / kRows, row = i % kRows;
+      const int64_t from = static_cast<int64_t>(min(row, last)) * x.quant_blocks + block;
+      const auto* words = reinterpret_cast<const U4*>(x.q) + from * 2;
+      const U4 low = words[0], high = words[1];
+      const U2 scale = reinterpret_cast<const U2*>(x.scale)[from];
+#pragma unroll
+      for (int part = 0; part < 4; ++part) {
+        auto& to = words_[block / kChunkBlocks][row][place(part, row)];
+        reinterpret_cast<U2*>(&to)[block % kChunkBlocks] = U2{low[part], high[part]};
+      }
+      const uint32_t factor = scale[0];
+      const int sums = static_cast<int>(scale[1] * 0x10001u);  // of both halves in the upper one
+      scales_[block][row / 2][row % 2] = __builtin_bit_cast(float, factor);
+      scales_[block][row / 2][2 + row % 2] = static_cast<float>(sums >> 16);
+    }
+  }
+
+  // Words t and t + 4 of both quant blocks of a chunk, of part t.
+  __device__ __forceinline__ U4 words(int chunk, int row, int part) const {
+    return words_[chunk][row][place(part, row)];
+  }
+  // Of a quant block of rows 2 pair and 2 pair + 1 the scales, then the sums.
+  __device__ __forceinline__ Vec<float, 4> scales(int block, int pair) const {
+    return *reinterpret_cast<const Vec<float, 4>*>(scales_[block][pair]);
+  }
+
+ private:
+  // Keeps what eight lanes store or load at once in different banks.
+  static __device__ __forceinline__ int place(int part, int row) { return part ^ (row / 2 & 3); }
+
+  U4 words_[kBlocks / kChunkBlocks][kRows][4];
+  alignas(16) float scales_[kBlocks][kRows / 2][4];
+};
+
+template <class Format>
+class Int8Stream {
+  using Matrix = MmaInt8;
+  static_assert(Matrix::kColumns == kStreamRows && Matrix::kLaneRows == 2 && Matrix::kParts == 4);
+  static_assert(Format::kQuantBlocks == 2 && Format::kScales == 1 && Format::kOffset);
+  static_assert(Format::kZero == 0 && sizeof(typename Format::Block) > 128);
+  static constexpr int kTileRows = 16;
+  static constexpr int kChunks = 4;  // of a super-block
+  using Weights = StreamedWeights<Format>;
+  using Sums = float[2][2];
+
+  // What a wave has for itself: {scale, offset} of both quant blocks of a chunk, by stored row; in
+  // the end its sums.
+  union alignas(16) Own {
+    float scales[kTileRows][kChunks][4];
+    float sums[kStreamRows][kTileRows + 1];
+  };
+  static constexpr int kMostLds = 227 * 1024;
+  static constexpr int kOthers = sizeof(StreamedActivations) + kStreamWaves * sizeof(Own);
+  static constexpr int kRoom = (kMostLds - kOthers) / (kStreamWaves * Weights::kBytes);
+  static constexpr int kStages = kRoom < 4 ? kRoom : 4;
+  static_assert(kStages >= 2);
+
+ public:
+  struct Lds {
+    StreamedActivations x;
+    Own own[kStreamWaves];
+    alignas(16) uint8_t stages[kStreamWaves][kStages][Weights::kBytes];
+  };
+
+  static __device__ __forceinline__ void run(const StreamArguments& arguments, Lds& lds) {
+    const int stored_rows = arguments.outputs.stored_rows();
+    const int super_blocks = arguments.quant_blocks / 8;
+    // Each block takes as many tiles as the others, or one more.
+    const int tiles = stored_rows / kTileRows;
+    const int least = static_cast<int>(static_cast<unsigned>(tiles) / gridDim.x);
+    const int others = tiles - least * static_cast<int>(gridDim.x);
+    const int block = static_cast<int>(blockIdx.x);
+    const int begin = block * least + min(block, others);
+    const int end = begin + least + (block < others ? 1 : 0);
+    // Waves that share a tile take turns along K.
+    const int most = least + (others > 0 ? 1 : 0);
+    const int k_waves = most > kStreamWaves ? 1 : kStreamWaves / max(most, 1);
+    const int slots = static_cast<int>(static_cast<unsigned>(kStreamWaves) / k_waves);
+    const int wave = uniform(wave_id());
+    const int slot = static_cast<int>(static_cast<unsigned>(wave) / k_waves);
+    const int k_wave = wave - slot * k_waves;
+
+    const Weights weights(arguments.weight, stored_rows, super_blocks);
+    const int first_tile = slot < slots ? begin + slot : end;
+    int next_tile = first_tile, next_block = k_wave;  // that are copied next
+    int started = 0, taken = 0;                       // the stages that are next
+    const auto start = [&]() __attribute__((always_inline)) {
+      if (next_tile < end && next_block < super_blocks)
+        weights.start(next_tile, next_block, lds.stages[wave][started]);
+      async_commit();
+      started = started + 1 == kStages ? 0 : started + 1;
+      next_block += k_waves;
+      if (next_block >= super_blocks) {
+        next_block = k_wave;
+        next_tile += slots;
+      }
+    };
+#pragma unroll 1
+    for (int i = 0; i < kStages - 1; ++i) start();
+
+    wait_for_previous(arguments.q, arguments.scale);
+    lds.x.bring(arguments);
+    lds_barrier();
+
+    const int rounds = static_cast<int>(static_cast<unsigned>(end - begin + slots - 1) / slots);
+    int tile = first_tile;
+#pragma unroll 1
+    for (int round = 0; round < rounds; ++round, tile += slots) {
+      Sums sums{};
+      if (tile < end) {
+#pragma unroll 1
+        for (int now = k_wave; now < super_blocks; now += k_waves) {
+          async_wait<kStages - 2>();
+          wave_sync();
+          start();
+          add(sums, lds.stages[wave][taken], lds.own[wave], lds.x, now);
+          taken = taken + 1 == kStages ? 0 : taken + 1;
+        }
+      }
+      finish(lds, sums, arguments, tile, tile < end, k_waves, slot * k_waves);
+    }
+  }
+
+ private:
+  // Where the scales of a chunk of a row lie: eight lanes meet different banks.
+  static __device__ __forceinline__ Vec<float, 4>& scales_of(Own& own, int row, int chunk) {
+    return *reinterpret_cast<Vec<float, 4>*>(own.scales[row][chunk ^ (row / 2 & 3)]);
+  }
+
+  // Adds the products of a super-block, the one numbered `super_block` of its row.
+  static __device__ __forceinline__ void add(Sums& sums, const uint8_t* stage, Own& own,
+                                             const StreamedActivations& x, int super_block) {
+    const int part = Matrix::lane_part();
+    const Format rows[2] = {Weights::row(stage, Matrix::lane_row(0)),
+                            Weights::row(stage, Matrix::lane_row(1))};
+    // The four lanes of a row make the scales of a chunk each.
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const auto chunk = rows[r].load(part);
+      const auto first = Format::scales(chunk, part, 0), second = Format::scales(chunk, part, 1);
+      scales_of(own, Matrix::lane_row(r), part) = {first.scale[0], first.offset[0], second.scale[0],
+                                                   second.offset[0]};
+    }
+    wave_sync();
+#pragma unroll
+    for (int c = 0; c < kChunks; ++c) {
+      Vec<float, 4> scales[2];
+      typename Format::Chunk chunk[2];
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        scales[r] = scales_of(own, Matrix::lane_row(r), c);
+        chunk[r] = rows[r].load(c, Part<4>{part});
+      }
+      const int of_x = super_block * kChunks + c;
+      const U4 words = x.words(of_x, Matrix::activation_row(), part);
+#pragma unroll
+      for (int u = 0; u < 2; ++u) {
+        const auto x_scales = x.scales(of_x * 2 + u, Matrix::lane_column_group());
+        const uint32_t both[2] = {words[2 * u], words[2 * u + 1]};
+        uint32_t codes[2][2];
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+#pragma unroll
+          for (int j = 0; j < 2; ++j) codes[r][j] = Format::code(chunk[r], u, 4 * j);
+        }
+        float products[2][2];
+        Matrix::template multiply<0, 2>(products, codes, both);
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          const float scale = scales[r][2 * u], offset = scales[r][2 * u + 1];
+#pragma unroll
+          for (int i = 0; i < 2; ++i) {
+            // A scale has few enough bits for its product with the bias to be exact.
+            float total = fma(scale, products[r][i], -scale * Matrix::kBias);
+            total = fma(offset, x_scales[2 + i], total);
+            sums[r][i] = fma(x_scales[i], total, sums[r][i]);
+          }
+        }
+      }
+    }
+  }
+
+  // Adds up what the waves of a tile, from `first_wave` on, and the slices have, and writes its
+  // columns, if there are such.
+  static __device__ __forceinline__ void finish(Lds& lds, const Sums& sums,
+                                                const StreamArguments& arguments, int tile,
+                                                bool is_present, int k_waves, int first_wave) {
+    const int wave = uniform(wave_id());
+    const auto wait = [&]() __attribute__((always_inline)) {
+      if (k_waves == 1) {
+        wave_sync();
+      } else {
+        lds_barrier();
+      }
+    };
+    wave_sync();  // the scales have been read
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i)
+        lds.own[wave].sums[Matrix::lane_column(i)][Matrix::lane_row(r)] = sums[r][i];
+    }
+    wait();
+    const auto total = [&](int x_row, int row) {
+      float sum = 0.0f;
+      for (int slice = 0; slice < arguments.slices; ++slice) {
+        for (int other = 0; other < k_waves; ++other)
+          sum += lds.own[first_wave + other].sums[slice * arguments.rows + x_row][row];
+      }
+      return sum;
+    };
+    const Outputs& outputs = arguments.outputs;
+    const bool is_gated = outputs.activation != kNotGated;
+    const int row_bits = is_gated ? 3 : 4;
+    static_assert(kGroupRows == 1 << 3 && kTileRows == 1 << 4);
+    const int items = is_present ? arguments.rows << row_bits : 0;
+    const int first = lane_id() + (wave - first_wave) * kWave;
+    for (int item = first; item < items; item += k_waves * kWave) {
+      const int row = item & ((1 << row_bits) - 1), x_row = item >> row_bits;
+      const int group = Weights::first_group(tile) + row / kGroupRows * Weights::kGroupsApart;
+      const int column = outputs.column(group * kGroupRows + row % kGroupRows);
+      if (column >= outputs.out_features) continue;
+      float value = total(x_row, row);
+      if (is_gated) value = gated(value, total(x_row, row + kGroupRows), outputs.activation);
+      arguments.result.store(x_row, column, outputs.out_features, value);
+    }
+    wait();  // the sums have been read
+  }
+};
+
+#endif
+
+}  // namespace rf

@@ -1,0 +1,123 @@
+// Root mean square layer norm (Zhang and Sennrich 2019): x / sqrt(mean(x^2) + eps) * weight.
+// Gemma's weights need nothing special: GGUF files hold them with the 1 already added.
+#pragma once
+
+#include "rf/norms/norm.h"
+
+namespace rf {
+
+// A block of a row has so many threads that a block of a large product finds no room beside it:
+// those would crowd on the other multiprocessors, if there are several of each.
+inline constexpr int kFewRows = 16;
+
+__device__ __forceinline__ void let_next_begin_if_few_rows() {
+  if (static_cast<int>(RF_GRID_SIZE(x)) <= kFewRows) let_next_begin();
+}
+
+// What is normed.
+struct NormInput {
+  const float* x;
+  const float* residual = nullptr;     // kAdd: is added to x
+  float* total = nullptr;              // kAdd: where the sum goes; may be the residual's place
+  const float* post_weight = nullptr;  // kAdd: not null: the norm of x is added, with this weight
+  const float* scale = nullptr;        // kAdd: multiplies the sum, if it is not null
+};
+
+// A norm of the row; without a weight none is made.
+struct NormOutput {
+  const float* weight = nullptr;
+  ActOutput out = {};
+};
+
+__device__ __forceinline__ void load_row(const float* from, int hidden_size, NormRow& to) {
+#pragma unroll
+  for (int step = 0; step < kNormSteps; ++step) {
+    const int i = norm_index(step);
+    to[step] = i < hidden_size ? load16(from + i) : Vec<float, 4>{};
+  }
+}
+
+// Returns 1 / root mean square of a row in all threads of its block. Values beyond the row's end
+// are zeros. `squares`: LDS of kMostSquares, free again when this returns.
+__device__ __forceinline__ float norm_factor(const NormRow& values, int hidden_size, float eps,
+                                             float* squares) {
+  const int count = (hidden_size + kActBlock - 1) / kActBlock;
+#pragma unroll
+  for (int step = 0; step < kNormSteps; ++step) {
+    if (step * static_cast<int>(blockDim.x) * 4 >= hidden_size) break;
+    const float sum = squares_of(values[step]);
+    const int block = norm_index(step) / kActBlock;
+    if (lane_id() % kActLanes == 0 && block < count) squares[block] = sum;
+  }
+  __syncthreads();
+  const float factor = factor_of(squares, count, hidden_size, eps);
+  __syncthreads();
+  return factor;
+}
+
+// A norm that is added to something: rounded before, as where a launch of its own makes it.
+__device__ __forceinline__ Vec<float, 4> added(Vec<float, 4> x, float factor, Vec<float, 4> weights,
+                                               Vec<float, 4> old) {
+#pragma clang fp contract(off)
+  return x * weights * factor + old;
+}
+
+// The norm of row `row`, by one block; hidden_size is a multiple of 4 (of 32 for int8) and at most
+// 16 * blockDim.x. Without kNorm, the row goes to `to.out` as it is. `other`: one more norm.
+// Calls `begun` when the weights are on their way, where a kernel may be launched early.
+template <bool kAdd, bool kNorm = true, class Begun>
+__device__ __forceinline__ void rms_norm(int64_t row, const NormInput& from, const NormOutput& to,
+                                         const NormOutput& other, int hidden_size, float eps,
+                                         const Begun& begun) {
+  __shared__ float squares[kMostSquares];
+  const int64_t first = row * hidden_size;
+
+  // Weights are asked for before the reduction, which hides their latency, and everything before
+  // anything is stored, as that might be the same place. Those of the two norms follow each other
+  // in the same registers.
+  NormRow values, weights;
+  const float multiplier = kAdd && from.scale ? *from.scale : 1.0f;
+  const float* first_weight = kAdd && from.post_weight ? from.post_weight : to.weight;
+  const auto load_first_weights = [&] {
+    if (kNorm || first_weight) load_row(first_weight, hidden_size, weights);
+  };
+  if constexpr (kBeginsEarly) load_first_weights();
+  begun();
+  load_row(from.x + first, hidden_size, values);
+  if constexpr (!kBeginsEarly) load_first_weights();
+  if constexpr (kAdd) {
+    float post_factor = 1.0f;
+    if (from.post_weight) post_factor = norm_factor(values, hidden_size, eps, squares);
+#pragma unroll
+    for (int step = 0; step < kNormSteps; ++step) {
+      const int i = norm_index(step);
+      if (i >= hidden_size) continue;
+      const Vec<float, 4> old = load16(from.residual + first + i);
+      values[step] = from.post_weight ? added(values[step], post_factor, weights[step], old)
+                                      : values[step] + old;
+      values[step] *= multiplier;
+    }
+#pragma unroll
+    for (int step = 0; step < kNormSteps; ++step) {
+      const int i = norm_index(step);
+      if (i < hidden_size) store16(from.total + first + i, values[step]);
+    }
+    if (kNorm && from.post_weight) load_row(to.weight, hidden_size, weights);
+  }
+  float factor = 1.0f;
+  if constexpr (kNorm) factor = norm_factor(values, hidden_size, eps, squares);
+
+#pragma unroll
+  for (int step = 0; step < kNormSteps; ++step) {
+    const int i = norm_index(step);
+    const bool inside = i < hidden_size;
+    if (other.weight) {
+      const Vec<float, 4> of_other = inside ? load16(other.weight + i) : Vec<float, 4>{};
+      other.out.store(first + i, weighted(values[step], of_other), inside, factor);
+    }
+    if constexpr (kNorm) values[step] = weighted(values[step], weights[step]);
+    to.out.store(first + i, values[step], inside, factor);
+  }
+}
+
+}  // namespace rf

@@ -1,0 +1,220 @@
+// A norm together with the router that reads it. The router's product does not wait for the norm:
+// its factor is common to all terms of a sum, and comes last.
+#include "rf/experts/route.h"
+#include "rf/last_block.h"
+#include "rf/norms/rms_norm.h"
+
+namespace rf {
+
+inline constexpr int kNormRouteThreads = 512;
+
+// What is normed, and what routes it.
+struct NormRoute {
+  const float* delta;        // [tokens, features]
+  const float* residual;     // [tokens, features]
+  const float* post_weight;  // [features]; not null: the norm of delta is added
+  const float* weight;       // [features], of the norm that the router reads
+  const float* router;       // [experts, features]
+  float* logits;             // [tokens, experts]
+  int tokens;
+  int experts;
+  int features;
+  float eps;
+};
+
+// 1 / root mean square of what is added, of a tile of tokens.
+template <int kTokens>
+__device__ __forceinline__ void post_factors(const NormRoute& x, int first_token,
+                                             float (&factors)[kTokens]) {
+  __shared__ float partial[kMaxWaves];
+  const int threads = static_cast<int>(blockDim.x);
+#pragma unroll
+  for (int t = 0; t < kTokens; ++t) {
+    const int64_t token = min(first_token + t, x.tokens - 1);
+    float squares = 0.0f;
+    for (int i = threadIdx.x * 4; i < x.features; i += threads * 4) {
+      const Vec<float, 4> values = load16(x.delta + token * x.features + i);
+      squares += sum_four(values * values);
+    }
+    const float mean = block_sum(squares, partial) / static_cast<float>(x.features);
+    factors[t] = rsqrt(mean + x.eps);
+  }
+}
+
+// logits[t][e] = rms_norm(delta[t] + residual[t]) @ router[e] for a tile of tokens and one of
+// experts. Lanes divide K the same way whatever the tile, so a token's logits do not depend on how
+// many are computed together.
+template <int kTokens, int kExperts>
+__device__ __forceinline__ void norm_logits(const NormRoute& x, int first_token, int first_expert) {
+  constexpr int kSums = kExperts + 1;  // the last: of squares
+  __shared__ float parts[kNormRouteThreads / kWave][kTokens][kSums];
+  const int threads = static_cast<int>(blockDim.x);
+  float sums[kTokens][kSums] = {};
+  float of_delta[kTokens];
+  for (int t = 0; t < kTokens; ++t) of_delta[t] = 1.0f;
+  if (x.post_weight) post_factors(x, first_token, of_delta);
+#pragma unroll 2
+  for (int i = threadIdx.x * 4; i < x.features; i += threads * 4) {
+    Vec<float, 4> of_router[kExperts];
+#pragma unroll
+    for (int e = 0; e < kExperts; ++e) {
+      const int64_t expert = min(first_expert + e, x.experts - 1);
+      of_router[e] = load16(x.router + expert * x.features + i);
+    }
+    const Vec<float, 4> weights = load16(x.weight + i);
+    Vec<float, 4> post_weights = 1.0f;  // multiplies nothing else
+    if (x.post_weight) post_weights = load16(x.post_weight + i);
+#pragma unroll
+    for (int t = 0; t < kTokens; ++t) {
+      const int64_t token = min(first_token + t, x.tokens - 1);
+      const int64_t at = token * x.features + i;
+      const Vec<float, 4> delta = load16(x.delta + at), old = load16(x.residual + at);
+      const Vec<float, 4> total = added(delta, of_delta[t], post_weights, old);
+      const Vec<float, 4> values = total * weights;
+      for (int k = 0; k < 4; ++k) sums[t][kExperts] = fma(total[k], total[k], sums[t][kExperts]);
+#pragma unroll
+      for (int e = 0; e < kExperts; ++e) {
+        for (int k = 0; k < 4; ++k) sums[t][e] = fma(values[k], of_router[e][k], sums[t][e]);
+      }
+    }
+  }
+#pragma unroll
+  for (int t = 0; t < kTokens; ++t) {
+#pragma unroll
+    for (int e = 0; e < kSums; ++e) {
+      const float sum = wave_sum(sums[t][e]);
+      if (lane_id() == 0) parts[wave_id()][t][e] = sum;
+    }
+  }
+  __syncthreads();
+  const int t = static_cast<int>(threadIdx.x) / kExperts;
+  const int e = static_cast<int>(threadIdx.x) % kExperts;
+  if (t >= kTokens || first_token + t >= x.tokens || first_expert + e >= x.experts) return;
+  float sum = 0.0f;
+  float squares = 0.0f;
+  for (int wave = 0; wave < threads / kWave; ++wave) {
+    sum += parts[wave][t][e];
+    squares += parts[wave][t][kExperts];
+  }
+  const float factor = rsqrt(squares / static_cast<float>(x.features) + x.eps);
+  x.logits[static_cast<int64_t>(first_token + t) * x.experts + first_expert + e] = sum * factor;
+}
+
+// The first kTokens blocks of a row of the grid norm a token each, the others make logits of them.
+// Returns whether this block has made some.
+template <int kTokens, int kExperts>
+__device__ __forceinline__ bool norm_route(const NormRoute& x, float* total, const NormOutput& to,
+                                           const NormOutput& other) {
+  let_next_begin_if_few();
+  const int first_token = static_cast<int>(blockIdx.y) * kTokens;
+  const int block = static_cast<int>(blockIdx.x);
+  if (block < kTokens) {
+    const int token = first_token + block;
+    if (token < x.tokens) {
+      rms_norm<true>(token, {x.delta, x.residual, total, x.post_weight}, to, other, x.features,
+                     x.eps, [] {});
+    }
+    return false;
+  }
+  norm_logits<kTokens, kExperts>(x, first_token, (block - kTokens) * kExperts);
+  return true;
+}
+
+// The logit of an expert for a row whose sum is made, as norm_logits makes it of its parts.
+__device__ __forceinline__ void sum_logit(const float* x, const float* weight, const float* router,
+                                          float* logit, int features, float eps) {
+  __shared__ float parts[kNormRouteThreads / kWave][2];
+  NormRow of_router, weights, values;
+  load_row(router, features, of_router);
+  load_row(weight, features, weights);
+  wait_for_previous(x);
+  let_next_begin_if_few();
+  load_row(x, features, values);
+  float sum = 0.0f;
+  float squares = 0.0f;
+#pragma unroll
+  for (int step = 0; step < kNormSteps; ++step) {
+    const Vec<float, 4> of_weight = values[step] * weights[step];
+    for (int k = 0; k < 4; ++k) squares = fma(values[step][k], values[step][k], squares);
+    for (int k = 0; k < 4; ++k) sum = fma(of_weight[k], of_router[step][k], sum);
+  }
+  sum = wave_sum(sum);
+  squares = wave_sum(squares);
+  if (lane_id() == 0) parts[wave_id()][0] = sum;
+  if (lane_id() == 0) parts[wave_id()][1] = squares;
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  sum = squares = 0.0f;
+  for (int wave = 0; wave < static_cast<int>(blockDim.x) / kWave; ++wave) {
+    sum += parts[wave][0];
+    squares += parts[wave][1];
+  }
+  *logit = sum * rsqrt(squares / static_cast<float>(features) + eps);
+}
+
+}  // namespace rf
+
+// x: f32 [hidden_size], a sum that is made already. logits: f32 [experts], what router, f32
+// [experts, hidden_size], makes of the norm of x with this weight: the bits of
+// rf_add_rms_norm_logits. Grid: experts, block as there.
+extern "C" __global__ __launch_bounds__(rf::kNormRouteThreads) void rf_sum_logits(
+    const float* __restrict__ x, const float* __restrict__ weight, const float* __restrict__ router,
+    float* logits, int hidden_size, float eps) {
+  const int64_t expert = blockIdx.x;
+  rf::sum_logit(x, weight, router + expert * hidden_size, logits + expert, hidden_size, eps);
+}
+
+// delta, residual: f32 [tokens, hidden_size]. total: their sum, in neither's place, or with a
+// post_weight, f32 [hidden_size], that of the residual and the norm of delta. weight: of the norm
+// of that, which goes to out_* in the forms that are not null; other_weight: of another one, to
+// other_*, or null. router_weight: of the one that the router reads. router: f32 [experts,
+// hidden_size]. logits: f32 [tokens, experts], what it makes of that.
+// Grid: (4 + ceil(experts / 4), ceil(tokens / 4)), block as for rf_add_rms_norm, at most 512.
+extern "C" __global__ __launch_bounds__(rf::kNormRouteThreads) void rf_add_rms_norm_logits(
+    const float* __restrict__ delta, const float* __restrict__ residual,
+    const float* __restrict__ post_weight, const float* __restrict__ weight,
+    const float* __restrict__ other_weight, const float* __restrict__ router_weight,
+    const float* __restrict__ router, float* total, float* logits, float* __restrict__ out_f32,
+    rf::half* __restrict__ out_f16, int8_t* __restrict__ out_q,
+    rf::ActScale* __restrict__ out_q_scale, int32_t out_q_lo_offset, float* __restrict__ other_f32,
+    rf::half* __restrict__ other_f16, int8_t* __restrict__ other_q,
+    rf::ActScale* __restrict__ other_q_scale, int32_t other_q_lo_offset, int tokens, int experts,
+    int hidden_size, float eps) {
+  rf::norm_route<4, 4>(
+      {delta, residual, post_weight, router_weight, router, logits, tokens, experts, hidden_size,
+       eps},
+      total, {weight, {out_f32, out_f16, out_q, out_q_scale, out_q_lo_offset}},
+      {other_weight, {other_f32, other_f16, other_q, other_q_scale, other_q_lo_offset}});
+}
+
+// The same and, in the last block of a token, what rf_route_choose does: for very few tokens.
+// arrived: zeros [tokens], and afterwards again. chosen and what is not named here: as there.
+// Grid: (1 + experts + weighs_shared, tokens), block as above, and at least as many as experts.
+extern "C" __global__ __launch_bounds__(rf::kNormRouteThreads) void rf_add_rms_norm_route(
+    const float* __restrict__ delta, const float* __restrict__ residual,
+    const float* __restrict__ post_weight, const float* __restrict__ weight,
+    const float* __restrict__ other_weight, const float* __restrict__ router_weight,
+    const float* __restrict__ router, float* total, float* logits, float* __restrict__ out_f32,
+    rf::half* __restrict__ out_f16, int8_t* __restrict__ out_q,
+    rf::ActScale* __restrict__ out_q_scale, int32_t out_q_lo_offset, float* __restrict__ other_f32,
+    rf::half* __restrict__ other_f16, int8_t* __restrict__ other_q,
+    rf::ActScale* __restrict__ other_q_scale, int32_t other_q_lo_offset, int tokens, int experts,
+    int hidden_size, float eps, uint32_t* arrived, const float* __restrict__ bias,
+    const float* __restrict__ selection_bias, const float* __restrict__ weight_scale,
+    int32_t* chosen, float* weights, int num_chosen, int function, int groups, int kept_groups,
+    int normalised, float scale, int first_own, int num_own, int num_shared, int weighs_shared) {
+  __shared__ rf::RouteChoice::Lds lds;
+  const int64_t token = blockIdx.y;
+  const rf::RouteRule rule{bias,      selection_bias, weight_scale, experts,         num_chosen,
+                           function,  groups,         kept_groups,  normalised != 0, scale,
+                           first_own, num_own,        num_shared,   weighs_shared};
+  const int num_logits = rule.num_logits();
+  const bool has_logits = rf::norm_route<1, 1>(
+      {delta, residual, post_weight, router_weight, router, logits, tokens, num_logits, hidden_size,
+       eps},
+      total, {weight, {out_f32, out_f16, out_q, out_q_scale, out_q_lo_offset}},
+      {other_weight, {other_f32, other_f16, other_q, other_q_scale, other_q_lo_offset}});
+  if (!has_logits || !rf::is_last_block(arrived + token, num_logits)) return;
+  rf::RouteChoice(lds, rule).run(logits + token * num_logits, chosen + token * rule.num_pairs(),
+                                 weights + token * rule.num_pairs());
+}
