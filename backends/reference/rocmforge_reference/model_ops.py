@@ -433,8 +433,10 @@ class ReferenceOps:
     def sigmoid_gate(self, x: Float32Array, gate: Float32Array) -> Float32Array:
         return x * ops.sigmoid(gate)
 
-    def norm_projection(self, x: Float32Array, weight: Weight, bias: Weight | None) -> Float32Array:
-        return self.norm(x, weight, bias)
+    def norm_projection(
+        self, x: Float32Array, weight: Weight, bias: Weight | None, eps: float | None = None
+    ) -> Float32Array:
+        return self.norm(x, weight, bias, eps)
 
     def norm_first(
         self, step: Step, x: Float32Array, weights: tuple[Weight, Weight], norm: Weight

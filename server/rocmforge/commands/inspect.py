@@ -240,7 +240,8 @@ def _images(vision: VisionConfig, tower: ModelConfig | None) -> str:
         said = f"{limits} pixels in their own shape, {token:,} to a token"
     if tower is None:
         return said
-    return f"{said}; a tower of {tower.num_layers} layers, {tower.hidden_size} wide"
+    layers = f"of {tower.num_layers}" if tower.layers else "without"
+    return f"{said}; a tower {layers} layers, {tower.hidden_size} wide"
 
 
 def _networks(config: ModelConfig) -> str:

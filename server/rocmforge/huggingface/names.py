@@ -124,7 +124,7 @@ def _decoder(norms: Mapping[str, tuple[str, ...]]) -> NameTable:
             r"^(model\.)?(vision_tower|multi_modal_projector|visual|mtp)\."
             r"|^(model\.)?(vision_adapter|vision_projection)\."
             r"|^(model\.)?(vision_model|connector)\."
-            r"|^(model\.)?(audio_tower|embed_vision|embed_audio)\."
+            r"|^(model\.)?(audio_tower|embed_vision|embed_audio|vision_embedder)\."
             r"|\.rotary_emb\.inv_freq$"
         ),
     )

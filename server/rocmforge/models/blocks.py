@@ -443,10 +443,14 @@ class Predictor(Generic[W]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patches(Generic[W]):
-    """The matrix that a tower multiplies patches of images with."""
+    """The matrix that a tower multiplies patches of images with, perhaps between two norms."""
 
+    norm: W | None = field(default=None, metadata=whole("patch_features"))
+    norm_bias: W | None = field(default=None, metadata=whole("patch_features"))
     matrix: W = field(metadata=whole("hidden_size", "patch_features"))
     bias: W | None = field(default=None, metadata=whole("hidden_size"))
+    output_norm: W | None = field(default=None, metadata=whole("hidden_size"))
+    output_norm_bias: W | None = field(default=None, metadata=whole("hidden_size"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

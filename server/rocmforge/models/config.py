@@ -57,8 +57,9 @@ class TowerConfig:
     # Places of a side of the square that its table of positions is for, between which patches lie;
     # 0: each patch has a row of its own.
     places: int = 0
-    row_norm_eps: float = 1e-5  # of a norm of the features of a row's patches
-    enlarges: bool = False  # the mean is normed once it is sqrt(hidden_size) times as large
+    # Of a norm of the features of a row's patches, or of their mean.
+    row_norm_eps: float = 1e-5
+    patch_norm_eps: float = 0.0  # of a norm of the numbers of a patch, if there is one
     merges_first: bool = False  # one matrix makes the features of one patch of those of a row
     inner_size: int = 0  # features between the last matrices; 0: those of a row's patches
 

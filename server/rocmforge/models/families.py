@@ -408,7 +408,18 @@ FAMILIES: Final[Mapping[str, ModelFamily]] = MappingProxyType(
             activation=ActivationFunction.GELU_TANH,
             has_rope=False,
         ),
-        # Of Gemma 4; norms of values and that of the projector have no weights in files.
+        # Of Gemma 4 12B, without layers; the norm of the projector has no weights in files.
+        "gemma4-unified-tower": ModelFamily(
+            has=frozenset(
+                {"patches.matrix", "patches.bias", "projector.norm", "projector.matrix"}
+                | {"patches.norm", "patches.norm_bias", "output_norm", "output_norm_bias"}
+                | {"patches.output_norm", "patches.output_norm_bias"}
+            ),
+            causal=False,
+            norm=NormKind.LAYER,
+            has_rope=False,
+        ),
+        # Of its others; norms of values and that of the projector have no weights in files.
         "gemma4-tower": ModelFamily(
             has=_ATTENTION
             | _POST_NORMS

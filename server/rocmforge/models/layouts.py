@@ -243,12 +243,30 @@ def merge_by_patch(config: ModelConfig, weights: dict[str, Tensor]) -> None:
 
 
 def colours_first(config: ModelConfig, weights: dict[str, Tensor]) -> None:
-    """Orders what multiplies a patch by colour, where files have the colours of each pixel."""
-    matrix = weights.get("patches.matrix")
+    """Orders what multiplies a patch by colour, where files have the colours of each pixel.
+
+    So are the weights and the bias of a norm of it.
+    """
+    matrix, order = weights.get("patches.matrix"), np.arange(config.patch_features)
+    order = order.reshape(-1, 3).T.reshape(-1)
     if matrix is not None and matrix.shape == (config.hidden_size, config.patch_features):
-        order = np.arange(config.patch_features).reshape(-1, 3).T.reshape(-1)
         name = f"{matrix.name}, by colour"
         weights["patches.matrix"] = Transposed(PickedRows(name, Transposed(matrix), order))
+    for path in ("patches.norm", "patches.norm_bias"):
+        vector = weights.get(path)
+        if vector is not None and vector.shape == (config.patch_features,):
+            values = vector.to_float32()[order]
+            weights[path] = float32_tensor(f"{vector.name}, by colour", values)
+
+
+def axes_first(weights: dict[str, Tensor]) -> None:
+    """Orders a table of places by axis, where files have both axes of each place."""
+    table = weights.get("embedding.token")
+    if table is not None and len(table.shape) == 3 and table.shape[1] == 2:
+        places, _, size = table.shape
+        rows = replace(table, shape=(2 * places, size), data=table.data.reshape(2 * places, -1))
+        order = np.arange(2 * places).reshape(-1, 2).T.reshape(-1)
+        weights["embedding.token"] = PickedRows(f"{table.name}, by axis", rows, order)
 
 
 def turn_gemma4_tower(config: ModelConfig, weights: dict[str, Tensor]) -> None:

@@ -190,8 +190,8 @@ def check_weights(
     if scores is not None and config.num_scores == 0:  # the head is not the engine's to apply
         rows = scores.shape[0]
         config = replace(config, num_scores=min(rows, 2) if config.causal else rows)
-    first = config.layers[0]
-    if first.experts is not None and not first.num_heads and not first.state_shapes:
+    first = next(iter(config.layers), None)  # some towers have no layers
+    if first and first.experts is not None and not first.num_heads and not first.state_shapes:
         raise UnsupportedArchitecture(
             f"{config.architecture} whose first layer has experts only",
             ("a layer with attention or states before them",),

@@ -34,6 +34,7 @@ CLASSES = {
     "internvl_6b": ("InternVL", "ForConditionalGeneration"),
     "gemma4": ("Gemma4", "ForConditionalGeneration"),
     "gemma4_e": ("Gemma4", "ForConditionalGeneration"),
+    "gemma4_unified": ("Gemma4Unified", "ForConditionalGeneration"),
     "mistral3": ("Mistral3", "ForConditionalGeneration"),
     "pixtral": ("Llava", "ForConditionalGeneration"),
     "qwen2_vl": ("Qwen2VL", "ForConditionalGeneration"),
@@ -62,7 +63,7 @@ def golden(model: TinyTower) -> dict[str, Any]:
     tiles = [(tile * np.float32(1 / 255) - np.float32(0.5)) / np.float32(0.5) for tile in tiles]
     if model.is_qwen:
         given = qwen_inputs(model, tiles)
-    elif model.name in ("gemma4", "gemma4_e"):
+    elif model.name.startswith("gemma4"):
         given = gemma4_inputs(model, tiles)
     elif model.keeps_shape:
         given = padded(tiles)
@@ -85,6 +86,8 @@ def golden(model: TinyTower) -> dict[str, Any]:
             if model.both_ways or model.is_qwen:
                 name = "token_type_ids" if model.averages else "mm_token_type_ids"
                 given[name] = (tokens == PLACEHOLDER).int()
+            if model.name == "gemma4_unified":
+                given["attention_mask"] = unified_masks(network, tokens)
             logits = network(input_ids=tokens, **given).logits[0].numpy()
             ids.append(int(logits[-1].argmax()))
     return {
@@ -93,6 +96,18 @@ def golden(model: TinyTower) -> dict[str, Any]:
         "answer": ids[count:],
         "last_logits": rounded(logits[-1]),
     }
+
+
+def unified_masks(network: Any, tokens: Any) -> Any:
+    """The masks that `generate` makes: `forward` alone lets rows see ahead in all layers."""
+    return network.create_masks_for_generate(
+        network.config,
+        network.get_input_embeddings()(tokens),
+        None,
+        None,
+        torch.arange(tokens.shape[1])[None],
+        (tokens == PLACEHOLDER).int(),
+    )
 
 
 def shown(model: TinyTower, tile: int, num_rows: int) -> list[int]:
@@ -117,7 +132,8 @@ def padded(tiles: list[Any]) -> dict[str, Any]:
 def gemma4_inputs(model: TinyTower, tiles: list[Any]) -> dict[str, Any]:
     """Patches from 0 to 1 with their columns and rows, and nothing up to the most of them."""
     vision = model.config["vision_config"]
-    side, most = vision["patch_size"], model.processor["max_soft_tokens"] * model.merge**2
+    side = vision.get("model_patch_size", vision["patch_size"])
+    most = model.processor["max_soft_tokens"] * model.merge**2
     patches, places = [], []
     for tile in tiles:
         rows, columns = tile.shape[1] // side, tile.shape[2] // side

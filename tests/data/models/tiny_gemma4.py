@@ -69,7 +69,7 @@ def _keys(
 def gemma4_shapes(config: dict[str, Any]) -> Shapes:
     """The shapes of all weights, by Hugging Face's names."""
     dim, heads, vocab = config["hidden_size"], config["num_attention_heads"], config["vocab_size"]
-    size = config["hidden_size_per_layer_input"]
+    size = config.get("hidden_size_per_layer_input", 0)
     count = config["num_hidden_layers"]
     shapes: Shapes = {"model.embed_tokens.weight": (vocab, dim)}
     if size:

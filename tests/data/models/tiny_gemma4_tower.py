@@ -12,7 +12,7 @@ import numpy.typing as npt
 from tests.data.models.model_files import gguf_layout, gguf_metadata, gguf_name
 from tests.data.models.tiny_gemma4 import gemma4_shapes, gemma4_tensors, rope_divisors
 from tests.data.models.tiny_model import TinyModel
-from tests.data.models.tiny_tower import PLACEHOLDER, TEXT, TinyTower
+from tests.data.models.tiny_tower import PLACEHOLDER, TEXT, Tensors, TinyTower
 from tests.data.models.tower_files import hf_weights
 from tests.support.gguf_writer import write_gguf
 
@@ -115,13 +115,11 @@ class TinyGemma4Tower(TinyTower):
 
     def write_files(self, folder: Path, keys: dict[str, Any]) -> Path:
         """Writes a model and its tower as llama.cpp's converter does."""
-        text, vision = self.config["text_config"], self.config["vision_config"]
-        recipe = _recipe(self.name, text)
+        vision = self.config["vision_config"]
         names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.MMPROJ, vision["num_hidden_layers"])
-        of_text, of_tower = {}, {}
+        of_tower = {}
         for name, weight in hf_weights(self).items():
             if name.startswith("model.language_model."):
-                of_text[name.replace("language_model.", "")] = weight
                 continue
             plain = name.replace("model.vision_tower.encoder.", "vision_model.model.")
             plain = plain.replace(".linear.weight", ".weight")
@@ -135,35 +133,60 @@ class TinyGemma4Tower(TinyTower):
             )
             assert found is not None, plain
             of_tower[found] = np.atleast_1d(weight)
-        own = {
-            gguf_name(recipe, name): gguf_layout(recipe, name, weight)
-            for name, weight in gemma4_tensors(of_text).items()
-        }
-        own["rope_freqs.weight"] = rope_divisors(text["global_head_dim"])
-        tokens = [f"<{index}>" for index in range(text["vocab_size"] - 1)] + ["<|image|>"]
-        metadata = gguf_metadata(recipe) | {"tokenizer.ggml.tokens": tokens}
-        path = write_gguf(folder / "model.gguf", metadata, own)
-        said = {
-            "projector_type": "gemma4v",
-            "projection_dim": text["hidden_size"],
-            "image_size": 224,
-            "patch_size": vision["patch_size"],
-            "embedding_length": vision["hidden_size"],
-            "feed_forward_length": vision["intermediate_size"],
-            "block_count": vision["num_hidden_layers"],
-            "attention.head_count": vision["num_attention_heads"],
-            "attention.layer_norm_epsilon": vision["rms_norm_eps"],
-            "image_mean": np.array(self.processor["image_mean"], np.float32),
-            "image_std": np.array(self.processor["image_std"], np.float32),
-            **keys,
-        }
-        of_file = {
-            "general.architecture": "clip",
-            "clip.has_vision_encoder": True,
-            **{f"clip.vision.{key}": value for key, value in said.items() if value is not None},
-        }
-        write_gguf(folder / "mmproj-model-f32.gguf", of_file, of_tower)
-        return path
+        return write_pair(self, folder, of_tower, vision, {"projector_type": "gemma4v", **keys})
+
+
+def write_pair(
+    model: TinyGemma4Tower,
+    folder: Path,
+    of_tower: Tensors,
+    vision: dict[str, Any],
+    keys: dict[str, Any],
+) -> Path:
+    """Writes a model, and these tensors as its tower; returns the model's path.
+
+    Args:
+        model: The recipe.
+        folder: Where both files go.
+        of_tower: Its tensors, by their names in files.
+        vision: Its sizes, by the names of Gemma 4's others.
+        keys: More of its metadata, without "clip.vision.".
+    """
+    text = model.config["text_config"]
+    recipe = _recipe(model.name, text)
+    of_text = {
+        name.replace("language_model.", ""): weight
+        for name, weight in hf_weights(model).items()
+        if name.startswith("model.language_model.")
+    }
+    own = {
+        gguf_name(recipe, name): gguf_layout(recipe, name, weight)
+        for name, weight in gemma4_tensors(of_text).items()
+    }
+    own["rope_freqs.weight"] = rope_divisors(text["global_head_dim"])
+    tokens = [f"<{index}>" for index in range(text["vocab_size"] - 1)] + ["<|image|>"]
+    metadata = gguf_metadata(recipe) | {"tokenizer.ggml.tokens": tokens}
+    path = write_gguf(folder / "model.gguf", metadata, own)
+    said = {
+        "projection_dim": text["hidden_size"],
+        "image_size": 224,
+        "patch_size": vision["patch_size"],
+        "embedding_length": vision["hidden_size"],
+        "feed_forward_length": vision["intermediate_size"],
+        "block_count": vision["num_hidden_layers"],
+        "attention.head_count": vision["num_attention_heads"],
+        "attention.layer_norm_epsilon": vision["rms_norm_eps"],
+        "image_mean": np.array(model.processor["image_mean"], np.float32),
+        "image_std": np.array(model.processor["image_std"], np.float32),
+        **keys,
+    }
+    of_file = {
+        "general.architecture": "clip",
+        "clip.has_vision_encoder": True,
+        **{f"clip.vision.{key}": value for key, value in said.items() if value is not None},
+    }
+    write_gguf(folder / "mmproj-model-f32.gguf", of_file, of_tower)
+    return path
 
 
 def _recipe(name: str, text: dict[str, Any]) -> TinyModel:
@@ -185,7 +208,7 @@ def _recipe(name: str, text: dict[str, Any]) -> TinyModel:
             "attention.sliding_window": text["sliding_window"],
             "attention.sliding_window_pattern": sliding,
             "attention.shared_kv_layers": shared,
-            "embedding_length_per_layer_input": text["hidden_size_per_layer_input"],
+            "embedding_length_per_layer_input": text.get("hidden_size_per_layer_input", 0),
             **({"feed_forward_length": np.array(widths, np.int32)} if shared else {}),
             "rope.freq_base": rope["full_attention"]["rope_theta"],
             "rope.freq_base_swa": rope["sliding_attention"]["rope_theta"],

@@ -6,6 +6,7 @@ from typing import Final
 
 from tests.data.models import tiny_towers
 from tests.data.models.tiny_gemma4_tower import GEMMA4, GEMMA4_E
+from tests.data.models.tiny_gemma4_unified import GEMMA4_UNIFIED
 from tests.data.models.tiny_internvl import INTERNVL, INTERNVL_6B
 from tests.data.models.tiny_picture_experts import QWEN3_VL_MOE
 from tests.data.models.tiny_pixtral import MISTRAL3, PIXTRAL
@@ -13,7 +14,7 @@ from tests.data.models.tiny_windows import QWEN2_VL, QWEN25_VL
 
 _MORE: Final = (
     *(MISTRAL3, PIXTRAL, INTERNVL, INTERNVL_6B, QWEN2_VL, QWEN25_VL, QWEN3_VL_MOE),
-    *(GEMMA4, GEMMA4_E),
+    *(GEMMA4, GEMMA4_E, GEMMA4_UNIFIED),
 )
 TOWERS: Final = (*tiny_towers.TOWERS, *_MORE)
 IN_FILES: Final = (*tiny_towers.IN_FILES, *_MORE)

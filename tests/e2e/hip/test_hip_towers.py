@@ -16,10 +16,13 @@ from rocmforge.backend.arrays import Float32Array
 from rocmforge.backend.protocol import Backend, Runner
 from rocmforge.backend.step import StepOutput
 from rocmforge.engine.ipc.params import SamplingParams
-from rocmforge.engine.waiting.images import in_order
+from rocmforge.engine.ipc.prompt import image_span
+from rocmforge.engine.waiting.images import image_step, in_order
+from rocmforge.pixels.processors.patches import tile_of
 from rocmforge_hip.backend import create as create_hip
 from rocmforge_reference.backend import create as create_reference
-from tests.data.models.tiny_gemma4_tower import GEMMA4_E
+from tests.data.models.tiny_gemma4_tower import GEMMA4, GEMMA4_E
+from tests.data.models.tiny_gemma4_unified import GEMMA4_UNIFIED
 from tests.data.models.tiny_internvl import INTERNVL
 from tests.data.models.tiny_picture_experts import QWEN3_VL_MOE
 from tests.data.models.tiny_pixtral import MISTRAL3, PIXTRAL
@@ -40,7 +43,10 @@ OPTIONS = replace(
 )
 SAMPLING = SamplingParams(max_tokens=12, temperature=0.0)
 
-IN_FILES = (MISTRAL3, PIXTRAL, INTERNVL, QWEN25_VL, QWEN3_VL_MOE, GEMMA4_E)
+IN_FILES = (
+    *(MISTRAL3, PIXTRAL, INTERNVL, QWEN25_VL, QWEN3_VL_MOE),
+    *(GEMMA4, GEMMA4_E, GEMMA4_UNIFIED),
+)
 """Files of the others are read on the reference backend alone: tests/backend/test_towers.py."""
 
 Parts = Sequence[Sequence[int] | int]
@@ -143,6 +149,25 @@ def test_the_files_of_a_model_and_its_tower_give_what_its_folder_gives(
     expected = of_folder(model)
     assert all(map(np.array_equal, found.rows, expected.rows))
     assert found.answer == expected.answer
+
+
+@pytest.mark.usefixtures("stack")
+def test_a_picture_of_almost_one_colour_keeps_what_tells_its_pixels_apart(tmp_path: Path) -> None:
+    """Its patches are normed first, which halves of numbers up to 1 would spoil by 2.7%."""
+    folder = write_tower_folder(GEMMA4_UNIFIED, tmp_path / "model")
+    picture = 143 + np.random.default_rng(3).integers(0, 3, (72, 96, 3), np.uint8)
+    found = []
+    for create in (create_hip, create_reference):
+        with ExitStack() as stack:
+            loaded = load_both(stack, create(), folder, OPTIONS)
+            processor = loaded.vision.processor
+            span = image_span(tile_of(picture, processor), loaded.vision.placeholder)
+            loaded.tower.submit(image_step(0, span, processor))
+            hidden = loaded.tower.collect().hidden
+            assert hidden is not None
+            found.append(hidden)
+    difference = np.abs(found[0] - found[1]).max()
+    assert difference < TOLERANCE * np.abs(found[1]).max()
 
 
 @pytest.mark.usefixtures("stack")

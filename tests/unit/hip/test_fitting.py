@@ -17,6 +17,7 @@ from rocmforge.opening import open_checkpoint
 from rocmforge_hip.device.heads import FULL_HEADS
 from rocmforge_hip.load.supported import check_sizes
 from rocmforge_hip.weights.fitting import PaddedTensor, fit_tower
+from tests.data.models.tiny_gemma4_unified import GEMMA4_UNIFIED
 from tests.data.models.tiny_internvl import INTERNVL_6B
 from tests.data.models.tiny_towers import GEMMA3
 from tests.data.models.tower_files import write_tower_folder
@@ -45,6 +46,19 @@ def test_a_tower_gets_the_sizes_that_there_are_kernels_for(tmp_path: Path) -> No
         expected = before.output.to_float32().reshape(288, 4, 72)
         np.testing.assert_array_equal(found[..., :72], expected)
         assert checkpoint.config is fit_tower(checkpoint.config, weights, FULL_HEADS)[0]
+
+
+def test_patches_that_are_normed_get_no_zeros(tmp_path: Path) -> None:
+    with open_checkpoint(write_tower_folder(GEMMA4_UNIFIED, tmp_path / "model")) as checkpoint:
+        assert checkpoint.tower is not None
+        config, weights = checkpoint.tower.config, checkpoint.tower.weights
+        assert config.tower is not None
+        fitted, _ = fit_tower(config, take(config, weights), FULL_HEADS)
+        assert fitted == config
+        check_sizes(fitted, FULL_HEADS)
+        odd = replace(config, tower=replace(config.tower, patch_features=1734))
+        with pytest.raises(UnsupportedArchitecture, match="norms of patches of 1734 numbers"):
+            fit_tower(odd, take(config, weights), FULL_HEADS)
 
 
 def test_heads_that_are_normed_together_get_no_zeros(tmp_path: Path) -> None:

@@ -290,10 +290,13 @@ def _without_cache(
         product: forms(tokens, features, f16=True)
         for product, features in _qkv_features(weights).items()
     }
-    has_post_norms = weights.layers[0].attention_post_norm is not None
+    first = next(iter(weights.layers), None)  # some towers have no layers
+    has_post_norms = first is not None and first.attention_post_norm is not None
+    has_post_norms |= weights.patches is not None and weights.patches.output_norm is not None
     begins_normed = tower is not None and weights.embedding.norm is not None
     of_tokens = forms(tokens, hidden_size, f32=True)
-    attended, inner = max(map(_attended_features, config.layers)), _most_intermediate(config)
+    attended = max(map(_attended_features, config.layers), default=0)
+    inner = _most_intermediate(config)
     has_bounds = any(layer.bounds for layer in config.layers)
     bounded = forms(tokens, max(hidden_size, attended, inner), f16=True) if has_bounds else None
     return ActivationArrays(
@@ -301,11 +304,11 @@ def _without_cache(
         residual=of_tokens if has_post_norms or config.row_parts > 1 or begins_normed else None,
         normed=forms(tokens, hidden_size, f32=True, f16=True),
         post_normed=of_tokens if has_post_norms else None,
-        qkv=qkv[Product.QKV],
+        qkv=qkv.get(Product.QKV, Forms()),
         qkv_2=qkv.get(Product.QKV_2),
         qkv_3=qkv.get(Product.QKV_3),
         qkv_4=None,
-        attended=forms(tokens, attended, f16=True),
+        attended=forms(tokens, attended, f16=attended > 0),
         delta=of_tokens,
         intermediate=forms(tokens, inner, f16=True),
         gate_up=forms(tokens, inner, f16=True) if has_bounds else None,
@@ -322,7 +325,8 @@ def _without_cache(
 def _most_intermediate(config: ModelConfig) -> int:
     """Returns the features of the widest feed-forward network."""
     most = max(
-        max(layer.intermediate_size, layer.shared_intermediate_size) for layer in config.layers
+        (max(layer.intermediate_size, layer.shared_intermediate_size) for layer in config.layers),
+        default=0,
     )
     if config.tower is None:
         return most

@@ -85,14 +85,13 @@ def check_adapters(config: ModelConfig, adapters: Sequence[Adapter]) -> None:
 
 def _problems(config: ModelConfig, heads: Sequence[HeadSize]) -> Iterator[tuple[str, str]]:
     """Yields the sizes that there are no kernels for, each with those that there are."""
-    if not any(layer.num_heads for layer in config.layers):
+    if config.causal and not any(layer.num_heads for layer in config.layers):
         yield "no attention in any layer", "attention in some of them"
     for rule in {layer.experts for layer in config.layers if layer.experts is not None}:
         if rule.num_experts > MOST_EXPERTS:
             yield f"{rule.num_experts} experts", f"up to {MOST_EXPERTS}"
         if not config.causal:
             yield "experts in an encoder", "a feed-forward network"
-    first = config.layers[0]
     for layer in config.layers:
         if layer.joint_head_norms and layer.query_features > MAX_NORM_DIM:
             yield (
@@ -115,6 +114,7 @@ def _problems(config: ModelConfig, heads: Sequence[HeadSize]) -> Iterator[tuple[
             yield f"heads of {head} elements", f"heads of {known} elements"
         if config.causal:
             continue
+        first = config.layers[0]
         if (layer.num_heads, layer.key_dim) != (first.num_heads, first.key_dim):
             yield "heads that differ by layer", "the same heads in every layer of an encoder"
         if _norms_heads(config, layer) and not _is_power_of_two(layer.key_dim):
@@ -124,6 +124,7 @@ def _problems(config: ModelConfig, heads: Sequence[HeadSize]) -> Iterator[tuple[
             continue
         if rope.rotary_dim % ROPE_MULTIPLE:
             yield f"{rope.rotary_dim} rotating elements of a head", f"multiples of {ROPE_MULTIPLE}"
+        first = config.layers[0]
         if _norms_heads(config, first) and rope.rotary_dim != first.key_dim:
             yield f"{rope.rotary_dim} rotating elements of normed heads", str(first.key_dim)
     if config.hidden_size > MAX_NORM_DIM:

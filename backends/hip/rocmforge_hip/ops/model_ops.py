@@ -140,7 +140,7 @@ class HipOps:
                 resources.query_gains,
                 resources.window_groups,
             )
-        else:
+        elif config.layers:  # some towers have none
             self._full = FullAttention(
                 config, library, tables, resources.slopes, resources.unturned
             )
@@ -603,9 +603,11 @@ class HipOps:
         """Writes to the place of the residual."""
         return self.products.multiply(x, part_of(weight), None)
 
-    def norm_projection(self, x: Activation, weight: Weight, bias: Weight | None) -> Activation:
+    def norm_projection(
+        self, x: Activation, weight: Weight, bias: Weight | None, eps: float | None = None
+    ) -> Activation:
         """Works in place."""
-        self._norms.norm_projection(x, weight, bias)
+        self._norms.norm_projection(x, weight, bias, eps)
         return x
 
     def norm_first(

@@ -233,7 +233,9 @@ class LayerNorms:
             eps=self._eps,
         )
 
-    def norm_projection(self, x: Activation, weight: Weight, bias: Weight | None) -> None:
+    def norm_projection(
+        self, x: Activation, weight: Weight, bias: Weight | None, eps: float | None = None
+    ) -> None:
         """Norms rows of halves in place; they may be columns of a wider matrix."""
         self._norm_half.launch(
             *row_blocks(x),
@@ -242,7 +244,7 @@ class LayerNorms:
             bias=optional_vector(bias, x.features),
             stride=x.stride or x.features,
             hidden_size=x.features,
-            eps=self._eps,
+            eps=self._eps if eps is None else eps,
         )
 
 

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from rocmforge.checkpoint.formats import FORMATS
 from rocmforge.checkpoint.tensor import Derived, Tensor, float32_tensor
+from rocmforge.errors import UnsupportedArchitecture
 from rocmforge.models.blocks import ModelWeights, WeightPlace
 from rocmforge.models.config import ModelConfig
 from rocmforge.models.families import FAMILIES
@@ -90,6 +91,9 @@ def fit_tower(
         config: Of the model.
         weights: Its own.
         heads: The sizes of heads that there are kernels for. Larger ones than all are left alone.
+
+    Raises:
+        UnsupportedArchitecture: Patches are normed, of which zeros would change the mean.
     """
     tower = config.tower
     if tower is None:
@@ -98,6 +102,11 @@ def fit_tower(
     norms_heads = "attention.q_norm" in FAMILIES[config.architecture].has
     new = tuple(_fitted(layer, heads, norms=norms_heads) for layer in old)
     features = round_up(tower.patch_features, QUANT_BLOCK)
+    if tower.patch_norm_eps and features != tower.patch_features:
+        raise UnsupportedArchitecture(
+            f"{config.architecture} with norms of patches of {tower.patch_features} numbers",
+            (f"multiples of {QUANT_BLOCK}",),
+        )
 
     def padded(place: WeightPlace, tensor: Tensor) -> Tensor:
         if place.name == "patches.matrix":

@@ -19,8 +19,11 @@ from rocmforge.models.layer_config import NUM_BOUNDS, LayerConfig
 from rocmforge.models.layouts import has_bounds
 from rocmforge.models.vision.config import ProcessorConfig, ProcessorKind, Resampling
 from rocmforge.models.vision.towers import (
+    GEMMA4_UNIFIED,
     WITHOUT_PLACES,
     gemma4_tower_config,
+    gemma4_unified_config,
+    in_whole_numbers,
     pixtral_config,
     qwen_tower_config,
     siglip_config,
@@ -56,25 +59,25 @@ _WINDOW: Final = 112
 """Pixels of a side of Qwen2.5-VL's windows, which files do not say."""
 
 
-def read_processor(file: GgufFile, kind: ProcessorKind, of_qwen: str) -> ProcessorConfig:
+def read_processor(file: GgufFile, kind: ProcessorKind, architecture: str) -> ProcessorConfig:
     """Reads how images are prepared; what such files do not say is as the family has it.
 
     Args:
         file: Of the tower.
         kind: The family's.
-        of_qwen: The architecture of a tower of Qwen's; "" of another.
+        architecture: Of a tower that differs from others of its kind; "" of another.
 
     Raises:
         BadGguf: A key is missing, of the wrong type, or contradicts another; names the key.
     """
-    if of_qwen in WITHOUT_PLACES:
-        return _qwen2_processor(file, of_qwen)
+    if architecture in WITHOUT_PLACES:
+        return _qwen2_processor(file, architecture)
     if kind is ProcessorKind.QWEN_VL:
         return _qwen_processor(file)
     if kind is ProcessorKind.PIXTRAL:
         return _pixtral_processor(file)
     if kind is ProcessorKind.GEMMA4:
-        return _gemma4_processor(file)
+        return _gemma4_processor(file, is_unified=architecture == GEMMA4_UNIFIED)
     tile, has_tiles = _positive(file, "image_size", _MOST_PIXELS), kind is ProcessorKind.IDEFICS3
     is_internvl = kind is ProcessorKind.INTERNVL
     patch, merge = _positive(file, "patch_size", tile), 2 if is_internvl else _GEMMA3_MERGE
@@ -141,12 +144,16 @@ def _qwen2_processor(file: GgufFile, architecture: str) -> ProcessorConfig:
     return msgspec.structs.replace(processor, window=window)
 
 
-def _gemma4_processor(file: GgufFile) -> ProcessorConfig:
-    """Reads the same of Gemma 4, whose tower takes pixels from -1 to 1 of those of a file."""
+def _gemma4_processor(file: GgufFile, *, is_unified: bool) -> ProcessorConfig:
+    """Reads the same of Gemma 4, whose tower takes pixels from -1 to 1 of those of a file.
+
+    That of 12B takes them as they are, and patches as large as what becomes a row.
+    """
     patch = _positive(file, "patch_size", _MOST_PIXELS)
     key, merge = "projector.scale_factor", _GEMMA4_MERGE
     if _has(file, key):
         merge = _positive(file, key, 16)
+    patch, merge = (patch * merge, 1) if is_unified else (patch, merge)
     table = file.tensors.get(_GEMMA4_PLACES)
     places = table.shape[1] if table is not None and len(table.shape) == 3 else 0
     if places < _GEMMA4_ROWS * merge:
@@ -156,7 +163,7 @@ def _gemma4_processor(file: GgufFile) -> ProcessorConfig:
     red, green, blue = (
         (begin + width / 2, width / 2) for begin, width in zip(mean, std, strict=True)
     )
-    return ProcessorConfig(
+    processor = ProcessorConfig(
         kind=ProcessorKind.GEMMA4,
         most_rows=_GEMMA4_ROWS,
         resampling=Resampling.BICUBIC,
@@ -167,6 +174,9 @@ def _gemma4_processor(file: GgufFile) -> ProcessorConfig:
         mean=(red[0], green[0], blue[0]),
         std=(red[1], green[1], blue[1]),
     )
+    if is_unified:
+        return in_whole_numbers(msgspec.structs.replace(processor, mean=mean, std=std))
+    return processor
 
 
 def _pixtral_processor(file: GgufFile) -> ProcessorConfig:
@@ -205,7 +215,7 @@ def _colours(file: GgufFile, key: str) -> tuple[float, float, float]:
 
 
 def read_config(
-    file: GgufFile, processor: ProcessorConfig, embedding_size: int, of_qwen: str
+    file: GgufFile, processor: ProcessorConfig, embedding_size: int, architecture: str
 ) -> ModelConfig:
     """Reads the sizes of a tower.
 
@@ -213,22 +223,29 @@ def read_config(
         file: Of the tower.
         processor: How images are prepared for it.
         embedding_size: Hidden size of the model.
-        of_qwen: The architecture of a tower of Qwen's; "" of another.
+        architecture: As that of `read_processor`.
 
     Raises:
         UnsupportedArchitecture: It uses a feature that we do not have.
         BadGguf: A key is missing, of the wrong type, or contradicts another; names the key.
     """
-    activation = _activation(file, processor)
-    hidden_size, heads = (
-        _positive(file, "embedding_length"),
-        _positive(file, "attention.head_count"),
-    )
-    if hidden_size % heads:
-        raise BadGguf(str(file.path), f"{heads} heads do not divide {hidden_size} features")
+    hidden_size = _positive(file, "embedding_length")
     eps = file.get_float(f"{VISION}attention.layer_norm_epsilon")
     if not 0 < eps < 1:
         raise BadGguf(str(file.path), f"the epsilon of norms is {eps}")
+    if architecture == GEMMA4_UNIFIED:
+        if count := file.get_int(f"{VISION}block_count"):
+            raise BadGguf(str(file.path), f"{count} layers in a tower of a kind that has none")
+        return gemma4_unified_config(
+            file.path.stem,
+            processor,
+            hidden_size=hidden_size,
+            embedding_size=embedding_size,
+            row_norm_eps=eps,
+        )
+    activation, heads = _activation(file, processor), _positive(file, "attention.head_count")
+    if hidden_size % heads:
+        raise BadGguf(str(file.path), f"{heads} heads do not divide {hidden_size} features")
     head = hidden_size // heads
     layer = LayerConfig(
         num_heads=heads,
@@ -238,7 +255,7 @@ def read_config(
         attention_scale=1.0 if processor.kind is ProcessorKind.GEMMA4 else head**-0.5,
         window=None,
         local_rope=False,
-        intermediate_size=_network_size(file, hidden_size, of_qwen),
+        intermediate_size=_network_size(file, hidden_size, architecture),
         joint_head_norms=processor.has_class and "v.blk.0.attn_q_norm.weight" in file.tensors,
         bounds=NUM_BOUNDS
         if processor.kind is ProcessorKind.GEMMA4 and has_bounds(_of_pictures(file))
@@ -252,8 +269,8 @@ def read_config(
         make = pixtral_config
     if processor.kind is ProcessorKind.GEMMA4:
         make = gemma4_tower_config
-    if of_qwen:
-        make = partial(qwen_tower_config, architecture=of_qwen)
+    if architecture:
+        make = partial(qwen_tower_config, architecture=architecture)
         merged = hidden_size * processor.merge**2
         # The last of so many layers sees the whole tile.
         period = _positive(file, "n_wa_pattern", MAX_LAYERS) if processor.window else 1

@@ -32,6 +32,7 @@ from rocmforge.models.layouts import (
 from rocmforge.models.rope import RopeFactors
 from rocmforge.models.vision.config import ProcessorKind, VisionConfig
 from rocmforge.models.vision.towers import (
+    GEMMA4_UNIFIED,
     GEMMA4_UNIT_NORMS,
     PIXTRAL_TOWERS,
     PLACEHOLDERS,
@@ -54,6 +55,7 @@ _KINDS: Final = MappingProxyType(
         "idefics3": ProcessorKind.IDEFICS3,
         "gemma3": ProcessorKind.GEMMA3,
         "gemma4v": ProcessorKind.GEMMA4,
+        "gemma4uv": ProcessorKind.GEMMA4,
         "internvl": ProcessorKind.INTERNVL,
         "pixtral": ProcessorKind.PIXTRAL,
         "qwen2vl_merger": ProcessorKind.QWEN_VL,
@@ -62,14 +64,15 @@ _KINDS: Final = MappingProxyType(
     }
 )
 """By the type of the projector."""
-_QWEN_TOWERS: Final = MappingProxyType(
+_TOWERS: Final = MappingProxyType(
     {
+        "gemma4uv": GEMMA4_UNIFIED,
         "qwen2vl_merger": "qwen2vl-tower",
         "qwen2.5vl_merger": "qwen25vl-tower",
         "qwen3vl_merger": "qwen3vl-tower",
     }
 )
-"""Their architectures."""
+"""The architectures of those that differ from others of their kind."""
 
 
 def find_mmproj(model: Path) -> tuple[Path, ...]:
@@ -125,15 +128,15 @@ def _read(file: GgufFile, model: ModelConfig, tokens: list[str]) -> tuple[Vision
             f"{file.path} makes rows of {size} numbers, and the model has {embedding_size}: it is "
             "the tower of another model."
         )
-    of_qwen = _QWEN_TOWERS.get(projector, "")
-    processor = read_processor(file, kind, of_qwen)
+    of_family = _TOWERS.get(projector, "")
+    processor = read_processor(file, kind, of_family)
     markers = [marker for marker in PLACEHOLDERS[kind] if marker in tokens]
     if not markers:
         marker = PLACEHOLDERS[kind][-1]
         raise ModelLoadError(f"The model has no token {marker}, which stands for an image of it.")
     if kind is ProcessorKind.PIXTRAL and _BREAK[0] not in tokens:
         raise ModelLoadError(f"The model has no token {_BREAK[0]}, which ends lines of an image.")
-    config = read_config(file, processor, embedding_size, of_qwen)
+    config = read_config(file, processor, embedding_size, of_family)
     # Files do not say it: of Gemma 4, models with another embedding for each layer do not have it.
     both_ways = kind is ProcessorKind.GEMMA4 and not model.per_layer_size
     placeholder = _PADDING if model.per_layer_size else tokens.index(markers[0])
@@ -167,6 +170,8 @@ def _checkpoint(file: GgufFile, config: ModelConfig) -> Checkpoint:
     _exchange_networks(config, weights)
     if config.architecture == "gemma4-tower":
         turn_gemma4_tower(config, weights)
+        weights = with_unit_norms(config, weights, GEMMA4_UNIT_NORMS)
+    elif config.architecture == GEMMA4_UNIFIED:
         weights = with_unit_norms(config, weights, GEMMA4_UNIT_NORMS)
     elif config.tower is not None and config.tower.averages:
         turn_projection(weights)

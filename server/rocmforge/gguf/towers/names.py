@@ -25,6 +25,13 @@ OUTSIDE_LAYERS: Final = MappingProxyType(
         # Of Gemma 4.
         "v.std_bias": "projector.shift",
         "v.std_scale": "projector.scale",
+        # Of Gemma 4 12B.
+        "v.patch_norm.1.weight": "patches.norm",
+        "v.patch_norm.1.bias": "patches.norm_bias",
+        "v.patch_norm.2.weight": "patches.output_norm",
+        "v.patch_norm.2.bias": "patches.output_norm_bias",
+        "v.patch_norm.3.weight": "output_norm",
+        "v.patch_norm.3.bias": "output_norm_bias",
         # Of InternVL.
         "v.class_embd": "embedding.class_token",
         "mm.model.mlp.0.weight": "projector.row_norm",

@@ -86,6 +86,16 @@ _GEMMA4: Final = DecoderType(
     activation_key="hidden_activation",
 )
 
+_GEMMA4_UNIFIED: Final = replace(
+    _GEMMA4,
+    defaults={
+        **_GEMMA4.defaults,
+        "sliding_window": 1024,
+        "max_position_embeddings": 262144,
+        "hidden_size_per_layer_input": 0,
+    },
+)
+
 _MUSE: Final = DecoderType(
     architecture="muse-glimmer",
     defaults={
@@ -415,6 +425,7 @@ DECODERS: Final[Mapping[str, DecoderType]] = MappingProxyType(
         "gemma3": _GEMMA3,  # with images, of which only the text part is read
         "gemma4_text": _GEMMA4,
         "gemma4": _GEMMA4,  # with images and sound, of which only the text part is read
+        **dict.fromkeys(("gemma4_unified_text", "gemma4_unified"), _GEMMA4_UNIFIED),
         "muse_glimmer_text": _MUSE,
         "muse_glimmer": _MUSE,  # with images, of which only the text part is read
         "phi3": DecoderType(architecture="phi3"),

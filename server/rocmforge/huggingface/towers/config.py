@@ -22,6 +22,7 @@ from rocmforge.models.layer_config import NUM_BOUNDS
 from rocmforge.models.vision.config import ProcessorConfig, VisionConfig
 from rocmforge.models.vision.towers import (
     gemma4_tower_config,
+    gemma4_unified_config,
     pixtral_config,
     qwen_tower_config,
     siglip_config,
@@ -59,6 +60,7 @@ class TowerType:
     kind: str = ""  # the `model_type` of its towers, if the family has others, too
     in_our_words: Callable[[JsonObject], JsonObject] = lambda vision: vision
     layers_embed: bool = False  # models of the family may have another embedding for each layer
+    attention: str = ""  # where a file leaves out whether rows see those behind them
 
 
 def read_tower(
@@ -89,7 +91,7 @@ def read_tower(
     model = row.tower(vision, f"{folder.name} (tower)", processor, embedding_size)
     placeholder = config.get_int(row.placeholder_key, row.placeholder)
     text = config.get_object("text_config") or config.empty("text_config")
-    both_ways = text.get_str("use_bidirectional_attention", "") == "vision"
+    both_ways = text.values.get("use_bidirectional_attention", row.attention) == "vision"
     of_layers = text.get_int("hidden_size_per_layer_input", 256)
     if row.layers_embed and of_layers:
         placeholder = text.get_int("pad_token_id", 0)  # whose other embedding rows have
@@ -240,6 +242,22 @@ def _gemma4_tower(
     )
 
 
+def _gemma4_unified_tower(
+    vision: JsonObject, name: str, processor: ProcessorConfig, embedding_size: int
+) -> ModelConfig:
+    """Reads the tower of Gemma 4 12B."""
+    size = vision.get_positive("mm_embed_dim")
+    if (given := vision.get_positive("output_proj_dims", size)) != size:
+        raise vision.bad("output_proj_dims", f"{given}, and hidden states have {size} elements")
+    return gemma4_unified_config(
+        name,
+        processor,
+        hidden_size=size,
+        embedding_size=embedding_size,
+        row_norm_eps=norm_eps(vision, "rms_norm_eps", 1e-6),
+    )
+
+
 def _rope(vision: JsonObject) -> JsonObject:
     """Returns what a tower says of its rotation, perhaps beside everything else."""
     return vision.get_object("rope_parameters") or vision
@@ -309,6 +327,22 @@ _GEMMA4: Final = TowerType(
     placeholder=258880,
     kind="gemma4_vision",
     layers_embed=True,
+)
+
+_GEMMA4_UNIFIED: Final = TowerType(
+    processor=processors.gemma4_unified,
+    tower=_gemma4_unified_tower,
+    defaults={
+        "mm_embed_dim": 3840,
+        "mm_posemb_size": 1120,
+        "rms_norm_eps": 1e-6,
+        "patch_size": 16,
+        "pooling_kernel_size": 3,
+    },
+    placeholder_key="image_token_id",
+    placeholder=258880,
+    kind="gemma4_unified_vision",
+    attention="vision",
 )
 
 _QWEN3: Final = TowerType(
@@ -420,6 +454,7 @@ TOWERS: Final[Mapping[str, TowerType]] = MappingProxyType(
         "smolvlm": _IDEFICS3,
         "gemma3": _GEMMA3,
         "gemma4": _GEMMA4,
+        "gemma4_unified": _GEMMA4_UNIFIED,
         "internvl": _INTERNVL,
         "llava": _PIXTRAL,
         "mistral3": _MISTRAL3,

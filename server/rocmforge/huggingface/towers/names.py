@@ -9,6 +9,7 @@ from typing import Final
 
 from rocmforge.huggingface.name_table import NameTable, weights_and_biases
 from rocmforge.models.config import ModelConfig
+from rocmforge.models.vision.towers import GEMMA4_UNIFIED as GEMMA4_UNIFIED_TOWER
 from rocmforge.models.vision.towers import PIXTRAL_TOWERS
 
 SIGLIP: Final = NameTable(
@@ -190,6 +191,34 @@ GEMMA4: Final = NameTable(
 )
 """A tower of Gemma 4."""
 
+_ENDS: Final = (("weight", ""), ("bias", "_bias"))
+GEMMA4_UNIFIED: Final = NameTable(
+    prefixes=("model.",),
+    layer=re.compile(r"(?!)(.)"),  # there are none
+    parts=MappingProxyType({}),
+    model=MappingProxyType(
+        {
+            f"{prefix}{theirs}": ours
+            for prefix in ("vision_embedder.", "embed_vision.")  # as published, and Transformers'
+            for theirs, ours in (
+                *((f"patch_ln1.{end}", f"patches.norm{our_end}") for end, our_end in _ENDS),
+                *((f"patch_ln2.{end}", f"patches.output_norm{our_end}") for end, our_end in _ENDS),
+                *((f"pos_norm.{end}", f"output_norm{our_end}") for end, our_end in _ENDS),
+                ("patch_dense.weight", "patches.matrix"),
+                ("patch_dense.bias", "patches.bias"),
+                ("pos_embedding", "embedding.token"),
+            )
+        }
+        | {
+            "embed_vision.embedding_projection.weight": "projector.matrix",
+            "embed_vision.multimodal_embedder.embedding_projection.weight": "projector.matrix",
+        }
+    ),
+    # The model beside it, and what reads sound.
+    left_out=re.compile(r"^(model\.)?(language_model|embed_audio)\.|^lm_head\."),
+)
+"""A tower of Gemma 4 12B."""
+
 INTERNVL: Final = NameTable(
     prefixes=("model.vision_tower.", "vision_tower."),
     layer=re.compile(r"encoder\.layer\.(\d{1,4})\."),
@@ -270,7 +299,7 @@ QWEN25: Final = replace(
 )
 """A tower of Qwen2.5-VL."""
 
-TABLES: Final = (SIGLIP, GEMMA4, QWEN, PIXTRAL, INTERNVL)
+TABLES: Final = (SIGLIP, GEMMA4, GEMMA4_UNIFIED, QWEN, PIXTRAL, INTERNVL)
 """Of all towers."""
 
 
@@ -280,6 +309,8 @@ def tower_names(config: ModelConfig) -> NameTable:
         return SIGLIP
     if config.architecture == "gemma4-tower":
         return GEMMA4
+    if config.architecture == GEMMA4_UNIFIED_TOWER:
+        return GEMMA4_UNIFIED
     if config.architecture in PIXTRAL_TOWERS:
         return PIXTRAL
     if config.architecture == "qwen2vl-tower":

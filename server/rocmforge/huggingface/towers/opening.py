@@ -16,6 +16,7 @@ from rocmforge.huggingface.weights import plus_one, read_weights
 from rocmforge.models.checkpoint import Checkpoint, Identity
 from rocmforge.models.config import ModelConfig
 from rocmforge.models.layouts import (
+    axes_first,
     colours_first,
     merge_by_patch,
     turn_gemma4_tower,
@@ -24,7 +25,12 @@ from rocmforge.models.layouts import (
     without_places,
 )
 from rocmforge.models.rope import RopeFactors
-from rocmforge.models.vision.towers import GEMMA4_UNIT_NORMS, PIXTRAL_TOWERS, WITHOUT_PLACES
+from rocmforge.models.vision.towers import (
+    GEMMA4_UNIFIED,
+    GEMMA4_UNIT_NORMS,
+    PIXTRAL_TOWERS,
+    WITHOUT_PLACES,
+)
 from rocmforge.models.weights import check_weights
 
 
@@ -50,6 +56,10 @@ def open_tower(
     if config.architecture == "gemma4-tower":
         colours_first(config, weights)
         turn_gemma4_tower(config, weights)
+        weights = with_unit_norms(config, weights, GEMMA4_UNIT_NORMS)
+    elif config.architecture == GEMMA4_UNIFIED:
+        colours_first(config, weights)
+        axes_first(weights)
         weights = with_unit_norms(config, weights, GEMMA4_UNIT_NORMS)
     elif (tower := config.tower) is not None and tower.averages:
         if (norm := weights.get("projector.norm")) is not None:

@@ -14,6 +14,7 @@ import msgspec
 from rocmforge.huggingface.config.decoders import norm_eps
 from rocmforge.huggingface.files.json_object import JsonObject
 from rocmforge.models.vision.config import ProcessorConfig, ProcessorKind, Resampling
+from rocmforge.models.vision.towers import in_whole_numbers
 
 _MOST_PIXELS: Final = 65_536
 _MOST_TILES: Final = 64
@@ -70,6 +71,25 @@ def gemma4(config: JsonObject, vision: JsonObject, pictures: JsonObject) -> Proc
 
     Its pixels are not normalised: the tower itself takes them from -1 to 1.
     """
+    _check_gemma4(vision, pictures)
+    half = {"do_normalize": True, "image_mean": list(_HALF), "image_std": list(_HALF)}
+    return _gemma4(vision, pictures.replaced(half), "position_embedding_size")
+
+
+def gemma4_unified(config: JsonObject, vision: JsonObject, pictures: JsonObject) -> ProcessorConfig:
+    """Reads the processor of Gemma 4 12B, where patches are as large as what becomes a row."""
+    _check_gemma4(vision, pictures)
+    merge, key = vision.get_positive("pooling_kernel_size"), "model_patch_size"
+    patch = vision.get_positive("patch_size") * merge
+    if (given := vision.get_positive(key, patch)) != patch:
+        raise vision.bad(key, f"{given}, and {merge} patches of a side have {patch} pixels")
+    vision = vision.replaced({"patch_size": patch, "pooling_kernel_size": 1})
+    none = {"do_normalize": True, "image_mean": [0.0] * 3, "image_std": [1.0] * 3}
+    return in_whole_numbers(_gemma4(vision, pictures.replaced(none), "mm_posemb_size"))
+
+
+def _check_gemma4(vision: JsonObject, pictures: JsonObject) -> None:
+    """Refuses patches that are not those of the tower, and pixels that are normalised."""
     for key, ours in (("patch_size", "patch_size"), ("pooling_kernel_size",) * 2):
         if pictures.get_positive(key, vision.get_positive(ours)) != vision.get_positive(ours):
             raise pictures.bad(key, f"the tower says {vision.get_positive(ours)}")
@@ -77,13 +97,16 @@ def gemma4(config: JsonObject, vision: JsonObject, pictures: JsonObject) -> Proc
         for key, none in (("image_mean", (0.0, 0.0, 0.0)), ("image_std", (1.0, 1.0, 1.0))):
             if _colours(pictures, key, none) != none:
                 raise pictures.bad(key, "pixels of Gemma 4 are not normalised")
-    half = {"do_normalize": True, "image_mean": list(_HALF), "image_std": list(_HALF)}
-    rows, places = pictures.get_positive("max_soft_tokens", 280), "position_embedding_size"
+
+
+def _gemma4(vision: JsonObject, pictures: JsonObject, places: str) -> ProcessorConfig:
+    """Reads what all processors of Gemma 4 have; `places` is the key of places of an axis."""
+    rows = pictures.get_positive("max_soft_tokens", 280)
     merge = vision.get_positive("pooling_kernel_size")
     if rows * merge > vision.get_positive(places):
         raise vision.bad(places, f"a picture of {rows} rows may have {rows * merge} patches a side")
     found = _as_said(
-        pictures.replaced(half),
+        pictures,
         ProcessorConfig(
             kind=ProcessorKind.GEMMA4,
             most_rows=rows,

@@ -8,7 +8,14 @@ from __future__ import annotations
 from functools import partial
 from typing import TypeVar
 
-from rocmforge.models.blocks import Attention, FeedForward, Merger, ModelWeights, Projector
+from rocmforge.models.blocks import (
+    Attention,
+    FeedForward,
+    Merger,
+    ModelWeights,
+    Patches,
+    Projector,
+)
 from rocmforge.models.config import ActivationFunction, ModelConfig
 from rocmforge.models.forward.ops import AttentionSpec, Ops, attention_specs
 from rocmforge.models.weights import present
@@ -27,7 +34,7 @@ def hidden_states(config: ModelConfig, weights: ModelWeights[W], ops: Ops[A, W, 
         tables = embedding.token, embedding.position, embedding.type
         x = ops.embed(step, *tables, config.embedding_scale)
     if (patches := weights.patches) is not None:
-        delta = ops.linear(step, ops.patches(step), patches.matrix, patches.bias)
+        delta = _patch_embeddings(config, patches, ops, step)
         if embedding.norm is None:
             return _pre_norm_layers(config, weights, ops, step, x, delta)
         x, _ = ops.add_norm(x, delta, None, None)
@@ -51,8 +58,7 @@ def image_rows(
         if projector.norm is not None:
             shift, scale = projector.shift, projector.scale
             standard = None if shift is None or scale is None else (shift, scale)
-            eps = config.norm_eps / (config.hidden_size if tower.enlarges else 1)
-            x = ops.norm_sums(x, projector.norm, tower.merged, eps, standard)
+            x = ops.norm_sums(x, projector.norm, tower.merged, tower.row_norm_eps, standard)
     else:
         x = ops.merge_rows(hidden, tower.merged)
     if projector.row_norm is not None:
@@ -63,6 +69,18 @@ def image_rows(
         x = ops.linear(step, x, projector.inner, projector.inner_bias)
         x = ops.gelu(x, ActivationFunction.GELU)
     return ops.image_rows(step, ops.linear(step, x, projector.matrix, projector.matrix_bias))
+
+
+def _patch_embeddings(config: ModelConfig, patches: Patches[W], ops: Ops[A, W, S], step: S) -> A:
+    """Returns what a tower makes of patches before it knows their places: [T, hidden_size]."""
+    x = ops.patches(step)
+    if patches.norm is not None:
+        assert config.tower is not None, "the model is a tower"
+        x = ops.norm_projection(x, patches.norm, patches.norm_bias, config.tower.patch_norm_eps)
+    x = ops.linear(step, x, patches.matrix, patches.bias)
+    if patches.output_norm is not None:
+        x = ops.norm(x, patches.output_norm, patches.output_norm_bias)
+    return x
 
 
 def _merge(config: ModelConfig, merger: Merger[W], ops: Ops[A, W, S], step: S, x: A) -> A:

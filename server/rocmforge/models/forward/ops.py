@@ -487,8 +487,11 @@ class Ops(Protocol[A, W, S]):
         """Returns x * sigmoid(gate), [T, features] each."""
         ...
 
-    def norm_projection(self, x: A, weight: W, bias: W | None) -> A:
-        """Returns the norm of queries or keys, all heads as one row; may overwrite x."""
+    def norm_projection(self, x: A, weight: W, bias: W | None, eps: float | None = None) -> A:
+        """Returns the norm of queries or keys, all heads as one row, or of patches.
+
+        May overwrite x. It has the model's eps unless it is given another one.
+        """
         ...
 
     def norm_first(self, step: S, x: A, weights: tuple[W, W], norm: W) -> tuple[A, A]:

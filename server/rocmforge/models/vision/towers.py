@@ -7,6 +7,8 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
 
+import msgspec
+
 from rocmforge.errors import UnsupportedArchitecture
 from rocmforge.models.config import ActivationFunction, ModelConfig, TowerConfig
 from rocmforge.models.families import FAMILIES
@@ -56,8 +58,12 @@ PLACEHOLDERS: Final[Mapping[ProcessorKind, tuple[str, ...]]] = MappingProxyType(
     }
 )
 """The token that stands for a row, where a file does not say its id: the first that there is."""
+GEMMA4_UNIFIED: Final = "gemma4-unified-tower"
+"""The architecture of the tower of Gemma 4 12B."""
+_LAYER_NORM_EPS: Final = 1e-5  # of norms for which no file says it
+_WHITE: Final = 255
 GEMMA4_UNIT_NORMS: Final = ("attention.v_norm", "projector.norm")
-"""Norms of Gemma 4's tower that have no weights."""
+"""Norms of Gemma 4's towers that have no weights."""
 PIXTRAL_TOWERS: Final = frozenset({"pixtral", "pixtral-merging"})
 """The architectures of Pixtral's towers."""
 WITHOUT_PLACES: Final = PIXTRAL_TOWERS | {"qwen2vl-tower", "qwen25vl-tower"}
@@ -115,6 +121,7 @@ def siglip_config(
             patch_features=processor.patch_features,
             merged=processor.merge * processor.merge,
             averages=processor.kind is ProcessorKind.GEMMA3,
+            row_norm_eps=norm_eps if processor.kind is ProcessorKind.GEMMA3 else _LAYER_NORM_EPS,
             embedding_size=embedding_size,
             inner_size=embedding_size if processor.has_class else 0,
         ),
@@ -154,8 +161,60 @@ def gemma4_tower_config(
         norm_eps=norm_eps,
         rope=_rope_by_axes(layers[0].key_dim, theta),
         activation=activation,
-        tower=replace(_placed(processor, embedding_size), averages=True, enlarges=True),
+        tower=replace(
+            _placed(processor, embedding_size),
+            averages=True,
+            # The mean is normed once it is sqrt(hidden_size) times as large.
+            row_norm_eps=norm_eps / hidden_size,
+        ),
     )
+
+
+def gemma4_unified_config(
+    name: str,
+    processor: ProcessorConfig,
+    *,
+    hidden_size: int,
+    embedding_size: int,
+    row_norm_eps: float,
+) -> ModelConfig:
+    """Returns the tower of Gemma 4 12B, which has no layers: a patch is a row; see `siglip_config`.
+
+    Args:
+        name: For messages.
+        processor: Prepares images for it, as `in_whole_numbers` says.
+        hidden_size: Elements of its hidden states.
+        embedding_size: The hidden size of the model beside it.
+        row_norm_eps: Of its last norm.
+    """
+    return _tower_config(
+        GEMMA4_UNIFIED,
+        name,
+        (),
+        hidden_size=hidden_size,
+        table=2 * processor.places,
+        most_patches=processor.most_patches,
+        norm_eps=_LAYER_NORM_EPS,
+        rope=None,
+        activation=ActivationFunction.GELU_TANH,
+        tower=replace(
+            _placed(processor, embedding_size),
+            averages=True,
+            row_norm_eps=row_norm_eps,
+            patch_norm_eps=_LAYER_NORM_EPS * _WHITE**2,
+        ),
+    )
+
+
+def in_whole_numbers(processor: ProcessorConfig) -> ProcessorConfig:
+    """Returns a processor that gives a tower numbers 255 times as large.
+
+    Where they are normed, the factor is lost again. In halves, whole numbers are exact, and a patch
+    of almost one colour keeps what tells its pixels apart.
+    """
+    red, green, blue = (_WHITE * mean for mean in processor.mean)
+    rescale = _WHITE * processor.rescale
+    return msgspec.structs.replace(processor, rescale=rescale, mean=(red, green, blue))
 
 
 def qwen_tower_config(
