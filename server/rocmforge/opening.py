@@ -18,7 +18,7 @@ from rocmforge.huggingface.checkpoint import (
 )
 from rocmforge.huggingface.files.folder import Folder
 from rocmforge.models.checkpoint import Checkpoint, Contents, Identity
-from rocmforge.models.lora import Adapter, AdapterSpec
+from rocmforge.models.lora import Adapter, AdapterSpec, check_shared
 
 
 def open_checkpoint(
@@ -53,6 +53,8 @@ def open_checkpoint(
         if specs and not checkpoint.config.causal:
             raise ConfigurationError("The model is an encoder: leave --lora out.")
         found = tuple(_read_adapter(checkpoint, spec) for spec in specs)
+        for adapter in found:
+            check_shared(checkpoint.weights, adapter)
     except BaseException:
         checkpoint.release()
         raise

@@ -19,10 +19,12 @@ from tests.data.models import tiny_adapters
 from tests.data.models.tiny_adapters import (
     MODELS_WITH_GOLDENS,
     TinyAdapter,
+    adapter_metadata,
     gguf_adapter,
     write_adapter,
 )
 from tests.data.models.tiny_models import GOLDEN_ROWS, PROMPT, by_name, goldens
+from tests.support.gguf_writer import write_gguf
 
 TOLERANCE = 3e-5
 """Of a log-probability, relative to the spread of the logits (a few units)."""
@@ -52,6 +54,17 @@ def test_logits_equal_those_of_peft(name: str, load: Load, tmp_path: Path) -> No
     expected = log_softmax(lora_goldens(name))
     got = driver.logprobs(Chunk(tokens=PROMPT, blocks=[3, 1, 2], adapter=0), GOLDEN_ROWS)
     assert np.abs(got - expected).max() / np.std(lora_goldens(name)) < TOLERANCE
+
+
+def test_values_that_are_keys_are_changed_with_these_alone(load: Load, tmp_path: Path) -> None:
+    model = by_name("gemma4")
+    tensors = gguf_adapter(model, TinyAdapter(targets=("k_proj",)))
+    keys = {name: values for name, values in tensors.items() if name.startswith("blk.2.")}
+    of_values = {name.replace("attn_k", "attn_v"): values for name, values in keys.items()}
+    path = tmp_path / "a.gguf"
+    write_gguf(path, adapter_metadata(model, TinyAdapter()), of_values)
+    with pytest.raises(BadAdapter, match=r"blk\.2\.attn_v.*its keys, and change with them"):
+        load("gemma4", adapters=(spec(path),))
 
 
 def test_without_its_adapter_a_sequence_is_what_it_was(load: Load, tmp_path: Path) -> None:

@@ -32,12 +32,19 @@ class Weight:
 def with_adapters(
     weights: ModelWeights[Float32Array], adapters: Sequence[Adapter]
 ) -> ModelWeights[Weight]:
-    """Returns the weights, each with what the adapters add to it.
+    """Returns the weights, each with what the adapters add to it: once where it has two places.
 
     Raises:
         BadAdapter: A value is not finite.
     """
-    return map_places(weights, lambda place, values: Weight(values, _changes(place, adapters)))
+    made: dict[int, Weight] = {}
+
+    def changed(place: WeightPlace, values: Float32Array) -> Weight:
+        if id(values) not in made:  # what changes keys that are values changes these, too
+            made[id(values)] = Weight(values, _changes(place, adapters))
+        return made[id(values)]
+
+    return map_places(weights, changed)
 
 
 def _changes(place: WeightPlace, adapters: Sequence[Adapter]) -> dict[int, Change]:

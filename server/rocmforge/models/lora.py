@@ -178,6 +178,23 @@ def fit_adapter(config: ModelConfig, spec: AdapterSpec, changes: Iterable[LowRan
     return Adapter(spec.name, found)
 
 
+def check_shared(weights: Mapping[str, Tensor], adapter: Adapter) -> None:
+    """Refuses an adapter that changes values of a layer whose keys they are.
+
+    Args:
+        weights: Of the model, as `Checkpoint.weights`.
+        adapter: For it.
+
+    Raises:
+        BadAdapter: Names what it changes.
+    """
+    for place, change in adapter.changes.items():
+        stem, is_values, _ = place.path.rpartition(".v")
+        if is_values and weights.get(f"{stem}.k") is weights.get(place.path) is not None:
+            reason = "the values of this layer are its keys, and change with them"
+            raise BadAdapter(change.path, reason, tensor=change.b.name)
+
+
 def _cut(
     config: ModelConfig, spec: AdapterSpec, change: LowRankPair
 ) -> Iterator[tuple[str, LowRank]]:
