@@ -76,7 +76,16 @@ def processor(config: ProcessorConfig) -> Any:
     )
 
 
-def golden(number: int) -> list[int]:
+def golden(number: int) -> list[int] | None:
+    """What `made` says, or None of a picture that is refused."""
+    try:
+        return made(number)
+    except ValueError as error:
+        print(f"picture {number}: {error}")
+        return None
+
+
+def made(number: int) -> list[int]:
     """Rows and columns of tiles, number of tiles, and samples of pixels."""
     image, config = picture(number)
     found, rows, columns = processor(config), 0, 0
@@ -89,22 +98,22 @@ def golden(number: int) -> list[int]:
         columns, rows = got_ocr2.get_optimal_tiled_canvas(*sizes, *limits)
         rows, columns = (0, 0) if rows * columns == 1 else (rows, columns)
     elif config.kind is ProcessorKind.GEMMA4:
-        made = found.preprocess([image], return_tensors="np")
-        columns, rows = made["image_position_ids"][0].max(axis=0) + 1
-        cut = made["pixel_values"][0][: rows * columns]
+        batch = found.preprocess([image], return_tensors="np")
+        columns, rows = batch["image_position_ids"][0].max(axis=0) + 1
+        cut = batch["pixel_values"][0][: rows * columns]
         cut = cut.reshape(rows, columns, config.patch, config.patch, 3).transpose(4, 0, 2, 1, 3)
         tiles = cut.reshape(1, 3, rows * config.patch, columns * config.patch) * 2 - 1
     elif config.kind is ProcessorKind.PIXTRAL:
-        made = found.preprocess([image], return_tensors="np")
-        tiles, (height, width) = made["pixel_values"], made["image_sizes"][0]
+        batch = found.preprocess([image], return_tensors="np")
+        tiles, (height, width) = batch["pixel_values"], batch["image_sizes"][0]
         rows, columns = height // config.patch, width // config.patch
     elif config.kind is ProcessorKind.QWEN_VL:
-        made = found.preprocess([image], return_tensors="np")
-        _, rows, columns = made["image_grid_thw"][0]
-        tiles = whole(made["pixel_values"], int(rows), int(columns), config)[None]
+        batch = found.preprocess([image], return_tensors="np")
+        _, rows, columns = batch["image_grid_thw"][0]
+        tiles = whole(batch["pixel_values"], int(rows), int(columns), config)[None]
     else:
-        made = found.preprocess([[image]], return_row_col_info=True, return_tensors="np")
-        tiles, rows, columns = made["pixel_values"][0], made["rows"][0][0], made["cols"][0][0]
+        batch = found.preprocess([[image]], return_row_col_info=True, return_tensors="np")
+        tiles, rows, columns = batch["pixel_values"][0], batch["rows"][0][0], batch["cols"][0][0]
     mean, std = (np.array(each)[:, None, None] for each in (config.mean, config.std))
     return [int(rows), int(columns), len(tiles), *sampled(number, (tiles * std + mean) * 255)]
 

@@ -16,11 +16,7 @@ from PIL import Image
 
 from rocmforge.models.vision.config import ProcessorConfig, ProcessorKind, Resampling
 
-_WITH_TILES: Final = 200
-_OF_QWEN: Final = _WITH_TILES + 60
-_OF_PIXTRAL: Final = _OF_QWEN + 60
-_OF_INTERNVL: Final = _OF_PIXTRAL + 60
-COUNT: Final = _OF_INTERNVL + 40
+_EACH: Final = 200  # pictures of each of `CONFIGS`
 SAMPLES: Final = 24
 _MODES: Final = ("RGB", "RGBA", "L", "LA", "P", "transparent", "1", "CMYK", "YCbCr", "I;16")
 _SIZES: Final = ((1, 1), (1, 300), (300, 1), (2, 3), (64, 64), (65, 64), (1500, 4), (192, 192))
@@ -104,14 +100,15 @@ CONFIGS: Final = (
 )
 
 
+COUNT: Final = _EACH * len(CONFIGS)
+
+
 def picture(number: int) -> tuple[Image.Image, ProcessorConfig]:
     """A picture, and what it is prepared with."""
     rng = np.random.default_rng(number)
-    place = number - _OF_INTERNVL if number >= _OF_INTERNVL else number
+    kind, place = divmod(number, _EACH)
     width, height = _SIZES[place] if place < len(_SIZES) else rng.integers(2, 260, 2).tolist()
-    mode, config = _MODES[number % len(_MODES)], CONFIGS[number % 3]
-    if number >= _WITH_TILES:
-        config = CONFIGS[3 + sum(number >= end for end in (_OF_QWEN, _OF_PIXTRAL, _OF_INTERNVL))]
+    mode, config = _MODES[number % len(_MODES)], CONFIGS[kind]
     down, right = np.mgrid[0:height, 0:width] / 60
     waves = [np.sin(rng.uniform(1, 9) * down + rng.uniform(1, 9) * right) for _ in range(4)]
     noise = rng.integers(-40, 40, (height, width, 4))
@@ -136,8 +133,11 @@ def sampled(number: int, tiles: npt.NDArray[np.floating[Any]]) -> list[int]:
 
 
 @cache
-def goldens() -> list[list[int]]:
-    """Of each picture: rows and columns of tiles, number of tiles, and samples of pixels."""
+def goldens() -> list[list[int] | None]:
+    """Of each picture: rows and columns of tiles, number of tiles, and samples of pixels.
+
+    None of one that is refused, as too long for its width.
+    """
     path = Path(__file__).with_name("picture_goldens.json")
-    found: list[list[int]] = json.loads(path.read_text())["pictures"]
+    found: list[list[int] | None] = json.loads(path.read_text())["pictures"]
     return found
