@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from rocmforge.gguf.reader import open_gguf
 from tests.data.models.tiny_gemma4_tower import GEMMA4, GEMMA4_E, TinyGemma4Tower
+from tests.data.models.tiny_gemma4_unified import GEMMA4_UNIFIED, TinyGemma4Unified
 from tests.data.models.tiny_internvl import INTERNVL
 from tests.data.models.tiny_pixtral import MISTRAL3, PIXTRAL
 from tests.data.models.tiny_tower import TinyTower
@@ -68,6 +69,18 @@ class _LargerPictures(TinyGemma4Tower):
         return ((168, 240), (288, 144))[tile % 2]
 
 
+class _LargerUnified(TinyGemma4Unified):
+    """The same of one with Gemma 4 12B's tower."""
+
+    def drawn(self, name: str, noise: npt.NDArray[np.float32]) -> npt.NDArray[np.float32] | None:
+        if "self_attn.q_norm" in name:
+            return np.float32(0.1) + np.float32(0.02) * noise
+        return super().drawn(name, noise)
+
+    def size(self, tile: int) -> tuple[int, int]:
+        return ((168, 240), (288, 144))[tile % 2]
+
+
 _VISION: Final = {**QWEN25_VL.config["vision_config"], "window_size": 112}
 # llama.cpp leaves pairs alone that are of an axis without a share at their place; Transformers
 # rotates them by the first axis. Qwen3-VL has two of 64, whose angles are small.
@@ -108,6 +121,18 @@ MODELS: Final = (
         processor=GEMMA4_E.processor,
         seed=GEMMA4_E.seed,
     ),
+    _LargerUnified(
+        name=GEMMA4_UNIFIED.name,
+        config=GEMMA4_UNIFIED.config
+        | {
+            "text_config": {
+                **GEMMA4_UNIFIED.config["text_config"],
+                "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+            }
+        },
+        processor=GEMMA4_UNIFIED.processor,
+        seed=GEMMA4_UNIFIED.seed,
+    ),
     _WiderPictures(
         name=QWEN25_VL.name,
         config=QWEN25_VL.config | {"vision_config": _VISION},
@@ -136,13 +161,17 @@ def write_for_llama_cpp(model: TinyTower, folder: Path, *, classes_last: bool = 
 
 
 def _write_again(path: Path, more: dict[str, Any], classes_last: bool = False) -> Path:
-    """Writes a GGUF file with more keys, and matrices for patches as halves."""
+    """Writes a GGUF file with more keys, and matrices for patches as halves.
+
+    What multiplies normed patches stays as it is: llama.cpp would round these to halves, too.
+    """
     with open_gguf(path) as file:
         metadata = {**file.metadata, **more}
+        rounds = "v.patch_norm.1.weight" not in file.tensors
         tensors = {
             name: tensor.data.view(np.float32)
             .reshape(tensor.shape)
-            .astype(np.float16 if name.startswith("v.patch_embd.weight") else np.float32)
+            .astype(np.float16 if rounds and "patch_embd.weight" in name else np.float32)
             for name, tensor in file.tensors.items()
         }
     if classes_last:
