@@ -16,8 +16,12 @@ from rocmforge.backend.protocol import Backend
 from rocmforge.engine.ipc.messages import Cancel, StepReport
 from rocmforge.engine.ipc.params import GenerateRequest, SamplingParams
 from rocmforge.engine.waiting.images import image_step, in_order
+from tests.data.models.tiny_gemma4_tower import GEMMA4, GEMMA4_E
+from tests.data.models.tiny_gemma4_unified import GEMMA4_UNIFIED
+from tests.data.models.tiny_internvl import INTERNVL_6B
 from tests.data.models.tiny_tower import GOLDEN_ROWS, GOLDEN_TOKENS, PARTS, TinyTower, goldens
 from tests.data.models.tiny_towers import GEMMA3, QWEN3_VL
+from tests.data.models.tiny_windows import QWEN2_VL
 from tests.data.models.tower_files import write_tower_files, write_tower_folder
 from tests.data.models.towers import IN_FILES, TOWERS
 from tests.support.core import reports, submits, tokens_of
@@ -126,7 +130,13 @@ KILLED = 30
 """The step at which another engine goes on."""
 
 
-@pytest.mark.parametrize(("kind", "blocks"), [(GEMMA3, 16), (QWEN3_VL, 12)])
+@pytest.mark.parametrize(
+    ("kind", "blocks"),
+    [
+        *((GEMMA3, 16), (QWEN3_VL, 12), (QWEN2_VL, 12), (INTERNVL_6B, 16)),
+        *((GEMMA4, 16), (GEMMA4_E, 16), (GEMMA4_UNIFIED, 16)),
+    ],
+)
 def test_conversations_that_come_and_go_are_answered_as_alone(
     kind: TinyTower, blocks: int, backend: Backend, tmp_path: Path
 ) -> None:
