@@ -26,6 +26,26 @@ from rocmforge.pixels.jobs import WorkerLimits
 
 _REASON_CHARACTERS: Final = 200
 
+_LOOKED_AT: Final = 1024  # bytes of a file that is not read, to say what it is
+_BRANDS: Final = {
+    b"avif": "an AVIF image",
+    b"avis": "an AVIF animation",
+    **dict.fromkeys((b"heic", b"heix", b"heim", b"heis", b"mif1", b"msf1"), "a HEIC image"),
+}
+"""Files that begin like films, by their kind."""
+_BEGINNINGS: Final = (
+    (b"%PDF-", "a PDF document"),
+    (b"BM", "a BMP image"),
+    (b"II*\0", "a TIFF image"),
+    (b"MM\0*", "a TIFF image"),
+    (b"\xff\x0a", "a JPEG XL image"),
+    (b"\0\0\0\x0cJXL ", "a JPEG XL image"),
+    (b"\0\0\0\x0cjP  ", "a JPEG 2000 image"),
+    (b"<!doctype html", "an HTML page"),
+    (b"<!DOCTYPE html", "an HTML page"),
+    (b"<html", "an HTML page"),
+)
+
 _UPRIGHT: Final = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -82,11 +102,21 @@ def _decoder_of(data: bytes) -> tuple[str, Callable[[BytesIO], ImageFile]]:
         return "GIF", GifImageFile
     if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
         return "WebP", WebPImageFile
-    raise InvalidParameter(
-        "is not of a known format: it must be a JPEG, PNG, WebP or GIF file"
-        if data
-        else "is an empty file"
-    )
+    if not data:
+        raise InvalidParameter("is an empty file")
+    if (name := _other_format(data)) is not None:
+        raise InvalidParameter(f"is {name}, which is not read: save it as PNG or JPEG")
+    raise InvalidParameter("is not of a known format: it must be a JPEG, PNG, WebP or GIF file")
+
+
+def _other_format(data: bytes) -> str | None:
+    """Returns what a file is that people take for one of an image that is read."""
+    if data[4:8] == b"ftyp":
+        return _BRANDS.get(data[8:12], "a film")
+    start = data[:_LOOKED_AT].lstrip(b"\xef\xbb\xbf \t\r\n")
+    if start.startswith((b"<svg", b"<?xml")) and b"<svg" in data[:_LOOKED_AT]:
+        return "an SVG drawing"
+    return next((name for begin, name in _BEGINNINGS if start.startswith(begin)), None)
 
 
 def _check_size(image: ImageFile, limits: WorkerLimits) -> None:

@@ -234,9 +234,10 @@ def test_tokenize_counts_what_images_cost(served: tuple[Client, FakeEngine]) -> 
 @pytest.mark.parametrize(
     ("url", "reason"),
     [
-        ("", "must begin with https://, http:// or data:"),
+        ("", "must begin with https:// or http://"),
+        ("cat.png", "Send an image of your own as a data: address (data:image/png;base64,"),
         (data_address(b""), "is an empty file"),
-        (data_address(b"<svg/>"), "is not of a known format"),
+        (data_address(b"<svg/>"), "is an SVG drawing, which is not read"),
         (data_address(WIDE[:99]), "is a damaged PNG file"),
         ("data:image/png;base64,?", "is not valid base64"),
         ("https://example.com/a.png", "this server fetches none from example.com"),

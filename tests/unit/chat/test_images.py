@@ -12,6 +12,7 @@ from rocmforge.commands.chat.commands import run_command
 from rocmforge.commands.chat.conversation import Conversation
 from rocmforge.commands.chat.images import is_image
 from rocmforge.commands.chat.local import LocalModel
+from rocmforge.commands.chat.prompt import whole_prompt
 from rocmforge.commands.chat.rendering import Screen
 from rocmforge.commands.chat.session import Session
 from rocmforge.errors import ConfigurationError, InvalidParameter
@@ -77,6 +78,26 @@ def test_what_is_no_image_is_refused(image: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="cannot be read: No such file"):
         session.add_image(tmp_path / "none.png")
     assert [is_image(path) for path in (image, text, tmp_path / "none.png")] == [True, False, False]
+
+
+@pytest.mark.parametrize("written", ["'{}'", '"{}"', "{}"])
+def test_a_path_may_be_written_as_terminals_paste_it(image: Path, written: str) -> None:
+    session = talk(Measured(context=1000))
+    for path in (written.format(image), str(image).replace(" ", r"\ ")):
+        told = asyncio.run(run_command(session, f"/image {path}"))
+        assert told == "a picture.png goes with your next message."
+    with pytest.raises(ConfigurationError, match=r"no picture'\.png cannot be read"):
+        asyncio.run(run_command(session, f"/image {image.parent}/no picture'.png"))
+
+
+def test_a_file_that_is_neither_text_nor_image_is_told_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+    path = tmp_path / "a.heic"
+    path.write_bytes(b"\0\0\0\x18ftypheic\xff")
+    with pytest.raises(ConfigurationError, match=r"not text in UTF-8.*Nor is it a JPEG, PNG"):
+        whole_prompt("What?", [path])
 
 
 def test_a_model_of_text_takes_none(image: Path) -> None:

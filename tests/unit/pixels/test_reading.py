@@ -97,9 +97,18 @@ def test_transparency_is_kept_for_the_processor() -> None:
     ("data", "reason"),
     [
         (b"", "is an empty file"),
-        (b"<svg/>", "is not of a known format"),
-        (b"BM" + bytes(100), "is not of a known format"),
-        (encoded(kind="TIFF"), "is not of a known format"),
+        (b"PK" + bytes(100), "is not of a known format"),
+        (b"\0\0\0\x18ftypheic" + bytes(99), "is a HEIC image.* save it as PNG or JPEG"),
+        (b"\0\0\0\x1cftypavif" + bytes(99), "is an AVIF image"),
+        (b"\0\0\0\x20ftypisom" + bytes(99), "is a film"),
+        (b"<svg/>", "is an SVG drawing"),
+        (b"\xef\xbb\xbf<?xml version='1.0'?>\n<!-- -->\n<svg/>", "is an SVG drawing"),
+        (b"<?xml version='1.0'?><kml/>", "is not of a known format"),
+        (b"%PDF-1.7", "is a PDF document"),
+        (b"\n<!DOCTYPE html>", "is an HTML page"),
+        (b"\xff\x0a" + bytes(9), "is a JPEG XL image"),
+        (b"BM" + bytes(100), "is a BMP image"),
+        (encoded(kind="TIFF"), "is a TIFF image"),
         (encoded()[:60], "is a damaged PNG file"),
         (encoded(picture(200, 200), "JPEG")[:-200], "is a damaged JPEG file"),
         (encoded(kind="GIF")[:20], "is a damaged GIF file"),
@@ -130,7 +139,7 @@ def test_no_other_decoder_is_imported_whatever_is_read(tmp_path: Path) -> None:
         "    try:\n"
         "        read_image(path.read_bytes(), WorkerLimits()).convert('RGB').resize((4, 4))\n"
         "    except InvalidParameter as error:\n"
-        "        assert 'known format' in error.message\n"
+        "        assert 'which is not read' in error.message\n"
         "print(*[name for name in sys.modules if name.endswith('ImagePlugin')])"
     )
     found = subprocess.run(

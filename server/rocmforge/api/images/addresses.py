@@ -30,10 +30,21 @@ def read_data(address: str, max_bytes: int) -> bytes:
         raise InvalidParameter("must be written as data:image/png;base64,...")
     kind = kind.strip()
     if _OTHER_NAMES.get(kind, kind) not in TYPES:
-        raise InvalidParameter(f"is {kind[:80]!r}, which is not one of {', '.join(TYPES)}")
+        known = ", ".join(TYPES)
+        raise InvalidParameter(
+            f"is {kind[:80]!r}, which is not one of {known}: save it as one of these"
+        )
     if 3 * len(body) // 4 > max_bytes + 3:
         raise InvalidParameter(f"has more than {max_bytes:,} bytes")
     try:
         return binascii.a2b_base64(body.strip(), strict_mode=True)
+    except (binascii.Error, ValueError):
+        return _without_breaks(body)
+
+
+def _without_breaks(body: str) -> bytes:
+    """Returns what base64 in lines stands for: many programs write it so."""
+    try:
+        return binascii.a2b_base64("".join(body.split()), strict_mode=True)
     except (binascii.Error, ValueError) as error:
         raise InvalidParameter(f"is not valid base64: {error}") from None

@@ -167,7 +167,10 @@ def _parsed(address: str) -> httpx2.URL:
     except httpx2.InvalidURL:
         raise _cannot("its address is none") from None
     if url.scheme not in PORTS or not url.host:
-        raise _cannot("its address must begin with https://, http:// or data:")
+        raise _cannot(
+            "its address must begin with https:// or http://. Send an image of your own as "
+            "a data: address (data:image/png;base64,...)"
+        )
     if url.userinfo:
         raise _cannot("its address holds a user name or password")
     return url

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,7 +90,14 @@ async def _load(session: Session, text: str) -> str:
 def _path(text: str, usage: str) -> Path:
     if not text:
         raise ConfigurationError(f"Write {usage}.")
-    return Path(text).expanduser()
+    path = Path(text).expanduser()
+    if path.exists():
+        return path
+    try:
+        words = shlex.split(text)  # terminals quote the path of a file that is dropped on them
+    except ValueError:
+        return path
+    return Path(words[0]).expanduser() if len(words) == 1 else path
 
 
 async def _model(session: Session, text: str) -> str:

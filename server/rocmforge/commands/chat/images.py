@@ -39,7 +39,9 @@ def image_address(path: Path) -> str:
         raise ConfigurationError(f"{path} cannot be read: {error.strerror}.") from error
     kind = _kind(data)
     if kind is None:
-        raise ConfigurationError(f"{path} is no JPEG, PNG, WebP or GIF image.")
+        raise ConfigurationError(
+            f"{path} is no JPEG, PNG, WebP or GIF image: save it as one of these."
+        )
     return f"data:image/{kind};base64,{b64encode(data).decode('ascii')}"
 
 

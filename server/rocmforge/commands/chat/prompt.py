@@ -40,7 +40,8 @@ def _read_file(path: Path) -> str:
         raise ConfigurationError(f"--file {path} cannot be read: {error.strerror}.") from error
     except UnicodeDecodeError as error:
         raise ConfigurationError(
-            f"--file {path} is not text in UTF-8: byte {error.start} cannot be one of it."
+            f"--file {path} is not text in UTF-8: byte {error.start} cannot be one of it. Nor is "
+            "it a JPEG, PNG, WebP or GIF image: save one of another format as one of these."
         ) from error
 
 
