@@ -18,6 +18,7 @@ from rocmforge_hip.device.kernel import Kernel
 from rocmforge_hip.ops.model_ops import HipOps
 from rocmforge_hip.run.axes import AxisRows
 from rocmforge_reference.backend import create as create_reference
+from tests.data.models.tiny_gemma4_unified import GEMMA4_UNIFIED
 from tests.data.models.tiny_tower import TinyTower
 from tests.data.models.tiny_towers import GEMMA3, QWEN3_VL, SMOLVLM
 from tests.data.models.tower_files import write_tower_folder
@@ -40,6 +41,10 @@ def tower_checked(model: TinyTower, folder: Path, stack: ExitStack) -> TowerAgre
 
 def without_bias(real: Callable[..., Any]) -> Callable[..., Any]:
     return lambda ops, step, x, weight, bias: real(ops, step, x, weight, None)
+
+
+def without_norm(real: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda ops, x, weight, bias, eps: x
 
 
 def sharper_scores(real: Callable[..., Any]) -> Callable[..., Any]:
@@ -66,8 +71,9 @@ def columns_for_rows(real: Callable[..., Any]) -> Callable[..., Any]:
         (SMOLVLM, HipOps, "linear", without_bias),
         (GEMMA3, Kernel, "launch", sharper_scores),
         (QWEN3_VL, AxisRows, "stage", columns_for_rows),
+        (GEMMA4_UNIFIED, HipOps, "norm_projection", without_norm),
     ],
-    ids=["no bias", "scores", "axes"],
+    ids=["no bias", "scores", "axes", "no norm of patches"],
 )
 def test_a_mistake_in_a_tower_shows(
     model: TinyTower,
