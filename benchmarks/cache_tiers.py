@@ -32,8 +32,8 @@ from rocmforge.engine.schedule.limits import SchedulerLimits
 from rocmforge_hip.backend import create
 from rocmforge_hip.run import block_copies
 from tests.backend.driving import Chunk, Driver
-from tests.support.core import submits
-from tests.support.loading import load_file
+from tests.support.engine.core import submits
+from tests.support.models.loading import load_file
 
 OPTIONS = LoadOptions(
     device=None,

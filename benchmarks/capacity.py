@@ -35,7 +35,7 @@ from rocmforge_hip.backend import HipBackend, create
 from rocmforge_hip.device.discovery import choose_device, find_devices
 from rocmforge_hip.device.platform import select_platform
 from rocmforge_hip.load.loading import plan_reads
-from tests.support.loading import estimate_file, load_file
+from tests.support.models.loading import estimate_file, load_file
 
 _MARGIN: Final = 64
 """Tokens that a sequence decodes at least, half of which are timed."""

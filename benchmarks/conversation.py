@@ -21,7 +21,7 @@ from rocmforge.engine.ipc.params import GenerateRequest, SamplingParams
 from rocmforge.engine.ipc.prompt import token_prompt
 from rocmforge.engine.schedule.limits import SchedulerLimits
 from rocmforge_hip.backend import create
-from tests.support.loading import load_file
+from tests.support.models.loading import load_file
 
 _STEP_TOKENS = 2048
 

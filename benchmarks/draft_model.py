@@ -38,9 +38,9 @@ from rocmforge.engine.ipc.prompt import token_prompt
 from rocmforge.engine.ipc.status import EngineStats
 from rocmforge.engine.schedule.limits import SchedulerLimits
 from rocmforge.opening import describe
-from tests.support.loading import load_file
-from tests.support.predicting import load_predicting
-from tests.support.shallow import write_idle, write_right_predictor, write_shallow
+from tests.support.models.loading import load_file
+from tests.support.models.predicting import load_predicting
+from tests.support.models.shallow import write_idle, write_right_predictor, write_shallow
 
 Clock = Callable[[], int]
 PROMPT_TOKENS = 16

@@ -22,8 +22,8 @@ from rocmforge.backend.arrays import Int32Array
 from rocmforge.backend.protocol import LoadOptions
 from rocmforge.choices import ActivationBits
 from tests.backend.driving import Driver
-from tests.support.forced import Forcing, Rows
-from tests.support.loading import load_file
+from tests.support.engine.forced import Forcing, Rows
+from tests.support.models.loading import load_file
 
 PROMPT_TOKENS = 16
 TOP = 20

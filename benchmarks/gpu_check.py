@@ -27,7 +27,7 @@ from rocmforge.checkpoint.cache_types import CACHE_TYPES, KvDtype
 from rocmforge.choices import ActivationBits, DecodeVariant, Switch
 from rocmforge_hip.backend import create
 from tests.backend.driving import Chunk, Driver, Want, make_step, with_states
-from tests.support.loading import load_file
+from tests.support.models.loading import load_file
 
 ORACLE = Path(__file__).parents[1] / "tests/data/models/oracle"
 CHUNK = 2048

@@ -27,7 +27,7 @@ from rocmforge.gguf.reader import open_gguf
 from rocmforge.gguf.tokenizer import read_tokenizer
 from rocmforge.text.output.grammar import json_schema_grammar
 from rocmforge.text.tokenizer.tokenizer import Tokenizer
-from tests.support.fake_backend import FakeConfig, FakeRunner, LateMaskingRunner
+from tests.support.fakes.fake_backend import FakeConfig, FakeRunner, LateMaskingRunner
 
 SCHEMA = {
     "type": "array",

@@ -13,7 +13,7 @@ from rocmforge.backend.protocol import LoadOptions, Runner
 from rocmforge.backend.step import StepCost
 from rocmforge_hip.backend import create
 from tests.backend.driving import Chunk, Want, make_step
-from tests.support.loading import load_file
+from tests.support.models.loading import load_file
 
 _DEPTH = 128  # tokens before the first that is decoded
 

@@ -25,7 +25,7 @@ from rocmforge_hip.device.driver import Driver
 from rocmforge_hip.device.memory import Memory, spec
 from rocmforge_hip.device.platform import select_platform
 from rocmforge_hip.weights.staging import RING
-from tests.support.loading import load_file
+from tests.support.models.loading import load_file
 
 CHUNK: Final = 8 << 20
 

@@ -35,8 +35,8 @@ from typing import Any, Final
 
 import httpx
 
-from tests.support.ray_cluster import RayCluster, ray_cluster
-from tests.support.speaking import write_speaking
+from tests.support.models.speaking import write_speaking
+from tests.support.processes.ray_cluster import RayCluster, ray_cluster
 
 NAME: Final = "tiny"
 ACTOR: Final = {"num_cpus": 0.5, "num_gpus": 0}

@@ -35,8 +35,8 @@ from rocmforge.engine.ipc.totals import Totals
 from rocmforge.engine.schedule.limits import SchedulerLimits
 from tests.data.models.tiny_models import by_name
 from tests.data.models.tiny_recurrent import larger_delta
-from tests.support.predicting import load_predicting, write_predicting
-from tests.support.timed import Timed
+from tests.support.fakes.timed import Timed
+from tests.support.models.predicting import load_predicting, write_predicting
 
 _STREAMS: Final = 32
 _CONTEXT: Final = 256

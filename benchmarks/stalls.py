@@ -34,7 +34,7 @@ from rocmforge.backend.protocol import Runner
 from rocmforge.backend.step import StepInput
 from rocmforge.engine.core import EngineCore
 from rocmforge.engine.schedule.limits import SchedulerLimits
-from tests.support.virtual_device import Arrival, Seen, VirtualClock, VirtualDevice, drive
+from tests.support.fakes.virtual_device import Arrival, Seen, VirtualClock, VirtualDevice, drive
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import numpy as np
 from rocmforge.backend.protocol import Runner, RunnerInfo
 from rocmforge.backend.step import StepInput, StepOutput
 from rocmforge.engine.ipc.totals import Totals
-from tests.support.virtual_device import Seen
+from tests.support.fakes.virtual_device import Seen
 
 
 @dataclass

@@ -17,8 +17,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from tests.support.gguf_writer import Stored, Value, write_gguf
-from tests.support.weights import FLOAT_TYPES, QUANTISED_TYPES, ggml_type, random_matrix
+from tests.support.files.gguf_writer import Stored, Value, write_gguf
+from tests.support.operands.weights import FLOAT_TYPES, QUANTISED_TYPES, ggml_type, random_matrix
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,9 +23,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tests.support.gguf_writer import Stored, Value, write_gguf
-from tests.support.shallow import with_right_predictor
-from tests.support.weights import ggml_type, random_matrix
+from tests.support.files.gguf_writer import Stored, Value, write_gguf
+from tests.support.models.shallow import with_right_predictor
+from tests.support.operands.weights import ggml_type, random_matrix
 
 Tensors = dict[str, npt.NDArray[Any] | Stored]
 

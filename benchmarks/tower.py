@@ -28,7 +28,7 @@ from rocmforge.models.vision.image import ImageTile
 from rocmforge.opening import open_checkpoint
 from tests.data.models.tiny_tower import TinyTower
 from tests.data.models.tiny_towers import SMOLVLM
-from tests.support.safetensors_writer import write_safetensors
+from tests.support.files.safetensors_writer import write_safetensors
 
 OPTIONS = LoadOptions(
     device=None,

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-pytest_plugins = ("tests.support.memory",)
+pytest_plugins = ("tests.support.processes.memory",)
 
 # How long an example takes says more about the machine than about the code.
 settings.register_profile("rocmforge", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -72,7 +72,7 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Where kernels run; see tests/support/kernels.py."""
+    """Where kernels run; see tests/support/launches/kernels.py."""
     group = parser.getgroup("kernels")
     group.addoption("--platform", choices=("host", "nvidia", "rocm"), default="host")
     group.addoption("--wave", type=int, choices=(32, 64), default=32, help="of the host platform")

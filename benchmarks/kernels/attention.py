@@ -17,7 +17,7 @@ import numpy as np
 from benchmarks.kernels.timing import Measurement, Stopwatch, copy_bandwidth, open_gpu
 from rocmforge_hip.device.driver import list_devices
 from rocmforge_hip.ops.geometry import Geometry
-from tests.support.kernels import Device, DeviceArray
+from tests.support.launches.kernels import Device, DeviceArray
 
 BLOCK_TOKENS = 32
 DECODE_WAVES = 4

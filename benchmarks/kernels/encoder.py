@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from benchmarks.kernels.timing import Stopwatch, copy_bandwidth, open_gpu
-from tests.support.kernels import Device, DeviceArray
+from tests.support.launches.kernels import Device, DeviceArray
 
 EPS = 1e-12
 THREADS = 256

@@ -16,10 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.kernels.timing import Stopwatch, open_gpu
-from tests.support.activations import SCALE_DTYPE
-from tests.support.groups import GroupArrays, group
-from tests.support.kernels import Device, DeviceArray
-from tests.support.linear import CLAMPED_SWIGLU, NOT_GATED, SILU, Layer, random_layer
+from tests.support.launches.kernels import Device, DeviceArray
+from tests.support.operands.activations import SCALE_DTYPE
+from tests.support.operands.groups import GroupArrays, group
+from tests.support.operands.linear import CLAMPED_SWIGLU, NOT_GATED, SILU, Layer, random_layer
 
 _CACHE_BYTES = 768 << 20  # well above the last-level cache of any GPU
 _TILES = (32, 64, 128)

@@ -15,10 +15,10 @@ import numpy as np
 
 from benchmarks.kernels.timing import Measurement, Stopwatch, copy_bandwidth, open_gpu
 from rocmforge_hip.device.constants import WIDE_GEMM_ROWS
-from tests.support.activations import SCALE_DTYPE
-from tests.support.kernels import Device, DeviceArray
-from tests.support.linear import Layer, random_layer
-from tests.support.weights import FLOAT_TYPES
+from tests.support.launches.kernels import Device, DeviceArray
+from tests.support.operands.activations import SCALE_DTYPE
+from tests.support.operands.linear import Layer, random_layer
+from tests.support.operands.weights import FLOAT_TYPES
 
 _CACHE_BYTES = 768 << 20  # well above the last-level cache of any GPU
 

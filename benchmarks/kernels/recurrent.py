@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.kernels.timing import Stopwatch, copy_bandwidth, open_gpu
-from tests.support.kernels import Device, DeviceArray
+from tests.support.launches.kernels import Device, DeviceArray
 
 _CACHE_BYTES = 256 << 20
 _CHUNK = 64  # tokens

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from hip import hip as _hip_bindings
 
-from tests.support.kernels import Device, KernelFault, PlatformOptions, select_platform
+from tests.support.launches.kernels import Device, KernelFault, PlatformOptions, select_platform
 
 hip: Any = _hip_bindings  # compiled from C, without types
 

@@ -17,7 +17,7 @@ from rocmforge.engine.ipc.totals import Totals
 from rocmforge.fleet.fleet import Fleet
 from rocmforge.sensors.watch import DeviceWatch
 from tests.api.fake_engine import RUNNER, FakeEngine, make_model
-from tests.support.device_tree import DeviceTree
+from tests.support.files.device_tree import DeviceTree
 
 _HEAD = """# Metrics
 

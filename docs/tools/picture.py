@@ -14,8 +14,8 @@ from typing import Final
 
 from playwright.sync_api import Page, expect, sync_playwright
 
-from tests.support.page import ensure_libraries
-from tests.support.server import LiveServer
+from tests.support.processes.page import ensure_libraries
+from tests.support.processes.server import LiveServer
 
 FILE: Final = Path(__file__).parents[1] / "images/page.png"
 QUESTIONS: Final = (

@@ -9,8 +9,8 @@ from pathlib import Path
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.support.children import ENGINE, children
-from tests.support.server import LiveServer
+from tests.support.processes.children import ENGINE, children
+from tests.support.processes.server import LiveServer
 
 SETTLE_S = 60.0
 

@@ -31,8 +31,8 @@ from rocmforge.text.template.template import ChatTemplates
 from rocmforge.text.tokenizer.token_sets import TokenSets
 from rocmforge.text.tokenizer.tokenizer import Tokenizer
 from tests.api import tiny
-from tests.support.any_model import any_model
-from tests.support.options import SMALL
+from tests.support.models.any_model import any_model
+from tests.support.models.options import SMALL
 
 
 async def serve(arguments: argparse.Namespace) -> None:
@@ -40,7 +40,7 @@ async def serve(arguments: argparse.Namespace) -> None:
     data = tiny.thinking_metadata() if arguments.thinks else tiny.metadata()
     tokenizer = Tokenizer(read_tokenizer(data))
     config = EngineConfig(
-        backend=f"tests.support.fake_backend:{arguments.backend}",
+        backend=f"tests.support.fakes.fake_backend:{arguments.backend}",
         model=any_model(),
         options=replace(
             SMALL,

@@ -18,8 +18,8 @@ from rocmforge.backend.protocol import Backend
 from tests.backend.driving import Driver
 from tests.data.models.model_files import write_model
 from tests.data.models.tiny_models import by_name
-from tests.support.loading import load_file
-from tests.support.options import SMALL
+from tests.support.models.loading import load_file
+from tests.support.models.options import SMALL
 
 DEFAULTS = replace(SMALL, max_sequences=16, max_batched_tokens=256, kv_blocks=64)
 

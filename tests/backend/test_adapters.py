@@ -24,7 +24,7 @@ from tests.data.models.tiny_adapters import (
     write_adapter,
 )
 from tests.data.models.tiny_models import GOLDEN_ROWS, PROMPT, by_name, goldens
-from tests.support.gguf_writer import write_gguf
+from tests.support.files.gguf_writer import write_gguf
 
 TOLERANCE = 3e-5
 """Of a log-probability, relative to the spread of the logits (a few units)."""

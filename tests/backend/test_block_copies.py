@@ -16,14 +16,14 @@ from tests.data.models.model_files import write_model
 from tests.data.models.tiny_gemma4 import sized_gemma4
 from tests.data.models.tiny_model import TinyModel
 from tests.data.models.tiny_models import PROMPT, by_name
-from tests.support.block_copies import (
+from tests.support.engine.block_copies import (
     WHATEVER_IT_TAKES,
     ask_in_turn,
     check_that_blocks_come_back,
     check_that_states_come_back,
     check_that_windows_come_back,
 )
-from tests.support.predicting import load_predicting, write_predicting
+from tests.support.models.predicting import load_predicting, write_predicting
 
 TIGHT = {"kv_blocks": 8, "max_context": 64}
 PROMPTS = [[(token + shift) % 90 + 3 for token in PROMPT] for shift in (0, 1, 2, 3, 0, 2)]

@@ -26,8 +26,8 @@ from tests.data.models.tiny_encoders import (
     write_encoder,
 )
 from tests.data.models.tiny_folders import write_folder
-from tests.support.encoder_steps import encoder_step, run, states
-from tests.support.gguf_writer import Stored
+from tests.support.files.gguf_writer import Stored
+from tests.support.models.encoder_steps import encoder_step, run, states
 
 NAMES = [model.name for model in ENCODERS]
 EMBEDDERS = [model.name for model in ENCODERS if not model.ranks]

@@ -22,8 +22,8 @@ from tests.backend.driving import Chunk
 from tests.backend.test_goldens import TOLERANCE
 from tests.data.models.model_files import gguf_metadata, gguf_tensors
 from tests.data.models.tiny_models import GOLDEN_ROWS, PROMPT, by_name, goldens
-from tests.support.core import make_core, tokens_of
-from tests.support.gguf_writer import Stored, write_gguf
+from tests.support.engine.core import make_core, tokens_of
+from tests.support.files.gguf_writer import Stored, write_gguf
 
 Float64 = npt.NDArray[np.float64]
 Route = Callable[..., tuple[Any, Any]]

@@ -24,7 +24,7 @@ from tests.data.models.tiny_adapters import MODELS_WITH_GOLDENS, TinyAdapter, wr
 from tests.data.models.tiny_encoders import ENCODERS
 from tests.data.models.tiny_folders import write_adapter_folder, write_folder
 from tests.data.models.tiny_models import FOLDER_MODELS, GOLDEN_ROWS, PROMPT, by_name, goldens
-from tests.support.encoder_steps import encoder_step, run, states
+from tests.support.models.encoder_steps import encoder_step, run, states
 
 TOLERANCE = 3e-5
 """Of a log-probability, relative to the spread of the logits (a few units)."""

@@ -17,7 +17,7 @@ from tests.backend.test_experts import error_of
 from tests.data.models.expert_weights import fuse_latent
 from tests.data.models.model_files import gguf_metadata, gguf_tensors
 from tests.data.models.tiny_models import GOLDEN_ROWS, PROMPT, by_name
-from tests.support.gguf_writer import write_gguf
+from tests.support.files.gguf_writer import write_gguf
 
 
 def write_old(name: str, folder: Path) -> Path:

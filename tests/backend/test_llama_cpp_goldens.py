@@ -19,7 +19,7 @@ from tests.data.models.llama_cpp_goldens import (
 )
 from tests.data.models.tiny_model import TinyModel
 from tests.data.models.tiny_models import PROMPT
-from tests.support.llama_cpp import activate_with_table
+from tests.support.models.llama_cpp import activate_with_table
 
 TOLERANCE = 1e-4
 """Of a log-probability; the files have five digits behind the point."""

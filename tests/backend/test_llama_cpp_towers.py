@@ -22,10 +22,10 @@ from tests.data.models.llama_cpp_towers import (
     write_for_llama_cpp,
 )
 from tests.data.models.tiny_tower import PARTS, TinyTower
-from tests.support.core import reports
-from tests.support.llama_cpp import tanh_with_table
-from tests.support.options import SMALL
-from tests.support.towers import Loaded, load_both, shown
+from tests.support.engine.core import reports
+from tests.support.models.llama_cpp import tanh_with_table
+from tests.support.models.options import SMALL
+from tests.support.models.towers import Loaded, load_both, shown
 
 TOLERANCE = 5e-4
 """Of a log-probability, or of a row relative to its spread: GELU is looked up in a table of halves,

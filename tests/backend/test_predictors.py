@@ -21,12 +21,12 @@ from rocmforge.engine.ipc.status import EngineStats
 from tests.backend.driving import Chunk, Want, make_step
 from tests.data.models.model_files import gguf_metadata, write_model
 from tests.data.models.tiny_models import PROMPT, by_name
-from tests.support.core import tokens_of
-from tests.support.drafting import LIMITS
-from tests.support.gguf_writer import write_gguf
-from tests.support.loading import load_file
-from tests.support.predicting import load_predicting, predicting_tensors, write_predicting
-from tests.support.timed import Timed
+from tests.support.engine.core import tokens_of
+from tests.support.engine.drafting import LIMITS
+from tests.support.fakes.timed import Timed
+from tests.support.files.gguf_writer import write_gguf
+from tests.support.models.loading import load_file
+from tests.support.models.predicting import load_predicting, predicting_tensors, write_predicting
 
 OPTIONS = LoadOptions(
     device=None,

@@ -19,8 +19,8 @@ from tests.backend.driving import Chunk, make_step
 from tests.data.models.model_files import gguf_metadata, gguf_tensors, hf_weights
 from tests.data.models.tiny_folders import write_folder
 from tests.data.models.tiny_models import GOLDEN_ROWS, PROMPT, by_name, goldens
-from tests.support.gguf_writer import write_gguf
-from tests.support.safetensors_writer import write_safetensors
+from tests.support.files.gguf_writer import write_gguf
+from tests.support.files.safetensors_writer import write_safetensors
 
 LLAMA_CPP = 0.7008069
 """The first of two scores of PROMPT: llama-cpp-python 0.3.36 with this file, pooling type 4."""

@@ -16,8 +16,8 @@ from rocmforge.checkpoint.formats import FORMATS
 from rocmforge_reference.backend import create
 from tests.backend.conftest import DEFAULTS
 from tests.backend.driving import Chunk, Driver
-from tests.support.gguf_writer import Stored, Value, write_gguf
-from tests.support.loading import load_file
+from tests.support.files.gguf_writer import Stored, Value, write_gguf
+from tests.support.models.loading import load_file
 
 # Rows are as long as the longest block of any type.
 DIM, VOCAB = 256, 32

@@ -14,7 +14,7 @@ from tests.backend.conftest import DEFAULTS, Load
 from tests.backend.driving import Chunk, Driver, Want
 from tests.data.models.model_files import write_model
 from tests.data.models.tiny_models import PROMPT, by_name
-from tests.support.loading import load_file
+from tests.support.models.loading import load_file
 
 # GQA with a group of three, windows with softcaps, one KV head with two rope tables, experts.
 VARIED = ("llama", "gemma2", "gemma3", "phi3", "qwen3moe", "gpt-oss")

@@ -17,9 +17,17 @@ from rocmforge.errors import BackendError
 from tests.backend.conftest import Load
 from tests.data.models.model_files import write_model
 from tests.data.models.tiny_models import MODELS, PROMPT, by_name
-from tests.support.options import SMALL
-from tests.support.runners import load_reference
-from tests.support.spans import PLACES, PROMPTS, answers, begun_with, embedded, image, prompt_of
+from tests.support.engine.spans import (
+    PLACES,
+    PROMPTS,
+    answers,
+    begun_with,
+    embedded,
+    image,
+    prompt_of,
+)
+from tests.support.models.options import SMALL
+from tests.support.models.runners import load_reference
 
 SAMPLING = SamplingParams(max_tokens=40, temperature=0.0, num_logprobs=2)
 

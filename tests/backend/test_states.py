@@ -23,8 +23,8 @@ from tests.backend.driving import Chunk, Driver
 from tests.data.models.model_files import write_model
 from tests.data.models.tiny_models import by_name, goldens
 from tests.data.models.tiny_recurrent import FAR_PROMPT, LENGTHS, LONG_PROMPT, RECURRENT_MODELS
-from tests.support.conversations import talk
-from tests.support.loading import load_file
+from tests.support.engine.conversations import talk
+from tests.support.models.loading import load_file
 
 TOLERANCE = 3e-5
 """Of a log-probability, relative to the spread of the logits (a few units)."""

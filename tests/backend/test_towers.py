@@ -24,9 +24,9 @@ from tests.data.models.tiny_towers import GEMMA3, QWEN3_VL
 from tests.data.models.tiny_windows import QWEN2_VL
 from tests.data.models.tower_files import write_tower_files, write_tower_folder
 from tests.data.models.towers import IN_FILES, TOWERS
-from tests.support.core import reports, submits, tokens_of
-from tests.support.options import SMALL
-from tests.support.towers import Loaded, load_both, shown
+from tests.support.engine.core import reports, submits, tokens_of
+from tests.support.models.options import SMALL
+from tests.support.models.towers import Loaded, load_both, shown
 
 TOLERANCE = 3e-5
 """Of a row of embeddings, or a log-probability, relative to their spread."""

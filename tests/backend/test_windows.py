@@ -15,9 +15,9 @@ from tests.data.models.model_files import write_model
 from tests.data.models.tiny_gemma4 import sized_gemma4
 from tests.data.models.tiny_model import TinyModel
 from tests.data.models.tiny_models import by_name
-from tests.support.options import SMALL
-from tests.support.runners import load_reference
-from tests.support.sliding import slide
+from tests.support.engine.sliding import slide
+from tests.support.models.options import SMALL
+from tests.support.models.runners import load_reference
 
 OPTIONS = replace(SMALL, max_sequences=8, kv_blocks=30)
 RELEASING = replace(OPTIONS, releases_windows=True, kv_blocks=16)

@@ -13,7 +13,7 @@ import pytest
 from tests.api.live import live_server
 from tests.docker.chroot_build import DOCKERFILE, ROOT, Stage, read_stages
 from tests.docker.files import DOCKER, SETTINGS
-from tests.support.server import LiveServer, port_of, reserved_port
+from tests.support.processes.server import LiveServer, port_of, reserved_port
 
 
 @pytest.fixture(scope="module")

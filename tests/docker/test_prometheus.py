@@ -18,9 +18,9 @@ from rocmforge.api.metrics.proof import FAMILIES
 from tests.api.live import live_server
 from tests.docker.files import DOCKER, load
 from tests.docker.queries import Variable, filled, metrics_in, panel_queries, rules, variables
-from tests.support.device_tree import DeviceTree
-from tests.support.fake_backend import BUS_ID
-from tests.support.server import PATIENCE_S, LiveServer, port_of, reserved_port
+from tests.support.fakes.fake_backend import BUS_ID
+from tests.support.files.device_tree import DeviceTree
+from tests.support.processes.server import PATIENCE_S, LiveServer, port_of, reserved_port
 
 KEY = "a key for metrics"
 

@@ -10,9 +10,9 @@ import pytest
 
 from rocmforge_hip.device.discovery import find_devices
 from rocmforge_hip.device.platform import select_platform
-from tests.support.hip import platform_options, start_platform
-from tests.support.host_platform import HostPlatform
-from tests.support.server import LiveServer
+from tests.support.launches.host_platform import HostPlatform
+from tests.support.models.hip import platform_options, start_platform
+from tests.support.processes.server import LiveServer
 
 SMOLLM2_NAME = "smollm2-135m"
 CONTEXT = 2048

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.kernels import Device, PlatformOptions, select_platform
+from tests.support.launches.kernels import Device, PlatformOptions, select_platform
 
 
 @pytest.fixture(scope="session")

@@ -16,8 +16,8 @@ import pytest
 
 import benchmarks.kernels
 from benchmarks.kernels import experts, recurrent, timing
-from tests.support.kernels import Device
-from tests.support.linear import SILU
+from tests.support.launches.kernels import Device
+from tests.support.operands.linear import SILU
 
 SMALL: Final[Mapping[str, str]] = MappingProxyType(
     {

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.host_platform import HostPlatform
-from tests.support.kernels import Device, PlatformOptions
+from tests.support.launches.host_platform import HostPlatform
+from tests.support.launches.kernels import Device, PlatformOptions
 
 
 @pytest.fixture(scope="session")

@@ -17,8 +17,8 @@ from rocmforge_hip.device.driver import Driver
 from rocmforge_hip.device.memory import Memory, spec
 from rocmforge_hip.ops.collective import Communicator
 from rocmforge_hip.weights.shard import Shard
-from tests.support.host_platform import HostPlatform
-from tests.support.kernels import PlatformOptions
+from tests.support.launches.host_platform import HostPlatform
+from tests.support.launches.kernels import PlatformOptions
 
 
 def run(

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from tests.support.kernels import Device, KernelFault
+from tests.support.launches.kernels import Device, KernelFault
 
 Float32 = npt.NDArray[np.float32]
 

@@ -16,8 +16,8 @@ import pytest
 from kernels.build import NVIDIA_SOURCES
 from kernels.builder import ROOT, build_library
 from rocmforge_hip.ops.collective import new_group_id
-from tests.support.host_platform import LIBRARY, ROCM_PATH, HostPlatform
-from tests.support.kernels import PlatformOptions
+from tests.support.launches.host_platform import LIBRARY, ROCM_PATH, HostPlatform
+from tests.support.launches.kernels import PlatformOptions
 
 TIMEOUT_S = 120.0
 

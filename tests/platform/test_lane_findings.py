@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from tests.support.host_platform import HostPlatform
-from tests.support.kernels import Device, DeviceArray, KernelFault
+from tests.support.launches.host_platform import HostPlatform
+from tests.support.launches.kernels import Device, DeviceArray, KernelFault
 
 
 @pytest.fixture(params=["forward", "reverse", "random"])

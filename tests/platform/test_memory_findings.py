@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from hip import hip as _hip_bindings
 
-from tests.support.host_platform import Access, HostPlatform
-from tests.support.kernels import Device, KernelFault, check, hip
-from tests.support.memory import held_memory
+from tests.support.launches.host_platform import Access, HostPlatform
+from tests.support.launches.kernels import Device, KernelFault, check, hip
+from tests.support.processes.memory import held_memory
 
 
 def test_right_kernel_is_let_through(device: Device) -> None:

@@ -12,8 +12,8 @@ import pytest
 
 from kernels.build import NVIDIA_SOURCES
 from kernels.builder import ROOT, build_library
-from tests.support.host_platform import LIBRARY
-from tests.support.kernels import Device
+from tests.support.launches.host_platform import LIBRARY
+from tests.support.launches.kernels import Device
 
 MOCK = ROOT / "tests/platform/mock_cuda"
 FAULTS = [

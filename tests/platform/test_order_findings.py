@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from kernels.builder import ROOT
-from tests.support.host_platform import HostPlatform
-from tests.support.kernels import Device, DeviceArray, KernelFault, hip
+from tests.support.launches.host_platform import HostPlatform
+from tests.support.launches.kernels import Device, DeviceArray, KernelFault, hip
 
 NON_BLOCKING = 1
 TO_HOST = hip.hipMemcpyKind.hipMemcpyDeviceToHost

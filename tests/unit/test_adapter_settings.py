@@ -16,7 +16,7 @@ from rocmforge.setting_sources import load
 from tests.data.models.model_files import gguf_metadata, gguf_tensors
 from tests.data.models.tiny_adapters import TinyAdapter, write_adapter
 from tests.data.models.tiny_models import by_name
-from tests.support.gguf_writer import write_gguf
+from tests.support.files.gguf_writer import write_gguf
 from tests.unit.text.vocabularies import byte_level
 
 

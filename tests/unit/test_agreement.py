@@ -25,8 +25,8 @@ from rocmforge.engine.ipc.params import TokenLogprob
 from rocmforge.gguf.synthetic import write_synthetic_model
 from rocmforge_reference.backend import create
 from rocmforge_reference.runner import ReferenceRunner
-from tests.support.loading import load_file
-from tests.support.options import SMALL
+from tests.support.models.loading import load_file
+from tests.support.models.options import SMALL
 
 pytestmark = pytest.mark.slow
 

@@ -15,7 +15,7 @@ from rocmforge.opening import describe
 from rocmforge.settings import Settings
 from rocmforge_hip.backend import create
 from tests.backend.driving import Chunk, make_step
-from tests.support.loading import estimate_file
+from tests.support.models.loading import estimate_file
 
 GIB = 1 << 30
 SHAPES = read_shapes()

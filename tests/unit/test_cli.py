@@ -16,7 +16,7 @@ from rich.console import Console
 from rocmforge import cli, settings
 from rocmforge.arguments import given_settings
 from rocmforge.cli import main
-from tests.support.speaking import write_speaking
+from tests.support.models.speaking import write_speaking
 
 COMMANDS = (
     *("serve", "run", "inspect", "pull", "list", "rm"),
@@ -359,7 +359,7 @@ def test_what_is_wrong_at_the_start_is_said_once(
 ) -> None:
     path = str(write_speaking(tmp_path, "llama"))
     flags = [part for other in others for part in ("--model", other.format(path))]
-    backend = "tests.support.fake_backend:create_unloadable"
+    backend = "tests.support.fakes.fake_backend:create_unloadable"
     result = rocmforge("serve", path, *flags, "--port", "0", "--backend", backend)
     assert result.returncode == 1
     assert result.stderr.count("Architecture 'fake' is not supported") == 1

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from rocmforge.cli import main
-from tests.support.terminal import PROMPT, Terminal
+from tests.support.processes.terminal import PROMPT, Terminal
 
 # Calls the function that bash calls when somebody presses Tab.
 ASK = """

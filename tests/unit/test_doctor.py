@@ -20,7 +20,7 @@ from rocmforge.commands.diagnosis.health import find_troubles, read_history
 from rocmforge.commands.diagnosis.machine import Machine, User, read_machine
 from rocmforge.commands.diagnosis.runtime_probe import Runtime
 from rocmforge.sensors.throttling import Throttle
-from tests.support.device_tree import DeviceTree, gpu_metrics
+from tests.support.files.device_tree import DeviceTree, gpu_metrics
 
 GIB = 2**30
 RENDER, VIDEO = 105, 44

@@ -23,7 +23,7 @@ from rocmforge.fleet.entry import ModelState
 from rocmforge.huggingface.config.decoder_types import DECODERS
 from rocmforge.huggingface.config.encoders import ENCODERS
 from rocmforge_hip.device.heads import CACHED_HEADS
-from tests.support.pages import PAGES
+from tests.support.processes.pages import PAGES
 
 ROOT = Path(__file__).parents[2]
 # Where the name of a file may start, besides the root and the folder of the page.

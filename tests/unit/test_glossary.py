@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.pages import PAGES
+from tests.support.processes.pages import PAGES
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = (ROOT / "server", ROOT / "backends")

@@ -20,8 +20,8 @@ from rocmforge.commands.http.protocol import MAX_HEADER_BYTES
 from rocmforge.commands.http.server import Certificate, HttpServer, http_config, listen
 from rocmforge.errors import ConfigurationError
 from rocmforge.logs import FIELDS
-from tests.support.acknowledgements import wait_for_them
-from tests.support.certificates import make_certificate
+from tests.support.files.certificates import make_certificate
+from tests.support.processes.acknowledgements import wait_for_them
 
 pytestmark = pytest.mark.slow
 

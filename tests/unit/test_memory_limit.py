@@ -58,7 +58,8 @@ def run_with_limit(limit: int, folder: Path, *files: str) -> subprocess.Complete
     for number, tests in enumerate(files):
         (folder / f"test_hungry_{number}.py").write_text(tests)
     command = (sys.executable, "-m", "pytest", "-c", "/dev/null", "--rootdir", str(folder))
-    plugins = ("-p", "tests.support.memory", "-p", "no:cacheprovider", "-p", "no:randomly")
+    memory = "tests.support.processes.memory"
+    plugins = ("-p", memory, "-p", "no:cacheprovider", "-p", "no:randomly")
     # Options of this run, such as CI's, are not those of the one that is tested.
     environment = {name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"}
     return subprocess.run(

@@ -19,9 +19,9 @@ from rocmforge.library.hub import Hub
 from rocmforge.settings import Settings
 from tests.data.models.model_files import write_model
 from tests.data.models.tiny_models import by_name
-from tests.support.gguf_writer import write_gguf
-from tests.support.hip import fitting
-from tests.support.hub import FakeHub
+from tests.support.files.gguf_writer import write_gguf
+from tests.support.models.hip import fitting
+from tests.support.processes.hub import FakeHub
 
 GIB = 1 << 30
 MODEL = "org/m:Q8_0"

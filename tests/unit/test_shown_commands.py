@@ -19,8 +19,8 @@ from rocmforge import cli, setting_sources
 from rocmforge.api.http.keys import read_keys
 from rocmforge.backend import registry
 from rocmforge.served_models import served_models
-from tests.support.pages import PAGES, ROOT
-from tests.support.shown import Shown, fences, shell_blocks, shown_commands
+from tests.support.processes.pages import PAGES, ROOT
+from tests.support.processes.shown import Shown, fences, shell_blocks, shown_commands
 from tests.unit.test_documentation import flags_of_ours
 
 SHOWN = tuple(shown_commands())

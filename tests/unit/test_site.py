@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.pages import PAGES, ROOT
+from tests.support.processes.pages import PAGES, ROOT
 
 pytest.importorskip("material", reason="the group `docs` is not installed")
 pytestmark = pytest.mark.slow

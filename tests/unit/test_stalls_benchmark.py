@@ -8,7 +8,7 @@ from benchmarks.stalls import H200, simulate
 from benchmarks.step_trace import describe_waits
 from rocmforge.backend.step import StepInput
 from rocmforge.engine.schedule.limits import SchedulerLimits
-from tests.support.virtual_device import Arrival
+from tests.support.fakes.virtual_device import Arrival
 
 LIMITS = SchedulerLimits(
     max_sequences=8, max_batched_tokens=512, max_waiting=8, max_stall_ns=30_000_000

@@ -22,10 +22,10 @@ from tests.data.models.model_files import hf_weights, write_model
 from tests.data.models.tiny_encoders import VOCABULARY
 from tests.data.models.tiny_folders import write_folder
 from tests.data.models.tiny_models import by_name
-from tests.support.predicting import write_predicting
-from tests.support.safetensors_writer import write_safetensors
-from tests.support.speaking import write_speaking
-from tests.support.tokenizer_files import pieces, write_tokenizer
+from tests.support.files.safetensors_writer import write_safetensors
+from tests.support.files.tokenizer_files import pieces, write_tokenizer
+from tests.support.models.predicting import write_predicting
+from tests.support.models.speaking import write_speaking
 from tests.unit.text.vocabularies import byte_level, sentencepiece
 
 

@@ -31,8 +31,8 @@ from tests.api.fake_engine import (
     tiny_text,
 )
 from tests.api.live import assert_settles
-from tests.support.fake_model import HIDDEN_SIZE, hidden_states
-from tests.support.server import LiveServer
+from tests.support.fakes.fake_model import HIDDEN_SIZE, hidden_states
+from tests.support.processes.server import LiveServer
 
 PATH = "/v1/embeddings"
 EMBEDDING_RUNNER = replace(RUNNER, hidden_size=2)

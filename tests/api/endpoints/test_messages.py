@@ -21,7 +21,7 @@ from tests.api import tiny
 from tests.api.conftest import Client
 from tests.api.fake_engine import MAX_CONTEXT, FakeEngine, build_app, make_model, say, tiny_text
 from tests.api.live import assert_settles, live_server
-from tests.support.server import LiveServer
+from tests.support.processes.server import LiveServer
 
 PATH = "/v1/messages"
 HELLO: Any = [{"role": "user", "content": "hello"}]

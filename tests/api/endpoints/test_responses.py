@@ -25,7 +25,7 @@ from tests.api import tiny
 from tests.api.conftest import Client
 from tests.api.fake_engine import FakeEngine, build_app, make_model, say, tiny_text
 from tests.api.live import assert_settles
-from tests.support.server import LiveServer
+from tests.support.processes.server import LiveServer
 
 CITY = {
     "type": "object",

@@ -9,9 +9,9 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.pages import PAGES
-from tests.support.server import LiveServer
-from tests.support.shown import Shown, fences, sent_by_curl, shown_commands
+from tests.support.processes.pages import PAGES
+from tests.support.processes.server import LiveServer
+from tests.support.processes.shown import Shown, fences, sent_by_curl, shown_commands
 
 pytestmark = pytest.mark.slow
 

@@ -15,7 +15,7 @@ from tests.api.conftest import Client
 from tests.api.fake_engine import FakeEngine, build_app, make_model
 from tests.api.live import assert_settles
 from tests.api.sse import events as parsed
-from tests.support.server import LiveServer
+from tests.support.processes.server import LiveServer
 
 PATH = "/v1/responses"
 HELLO: dict[str, Any] = {"model": "tiny", "input": "hello"}

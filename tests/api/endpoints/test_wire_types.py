@@ -30,7 +30,7 @@ from rocmforge.errors import (
 from tests.api.conftest import Client
 from tests.api.endpoints.test_models import COMMENTS, Models
 from tests.api.fake_engine import FakeEngine
-from tests.support.server import LiveServer
+from tests.support.processes.server import LiveServer
 
 pytestmark = pytest.mark.slow
 

@@ -27,7 +27,7 @@ from rocmforge.errors import (
 from rocmforge.fleet.entry import ModelPolicy
 from rocmforge.fleet.fleet import Fleet
 from tests.api.fleet.timed_fleet import LAZY, LOAD_S, Device, TimedEngine, settle, spawn, world
-from tests.support.virtual_time import run_virtual
+from tests.support.fakes.virtual_time import run_virtual
 
 # --- names ---
 

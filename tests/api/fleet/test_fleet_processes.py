@@ -17,8 +17,8 @@ from rocmforge.engine.ipc.prompt import token_prompt
 from rocmforge.fleet.entry import FleetEntry, ModelPolicy, ModelState
 from rocmforge.fleet.fleet import Fleet
 from tests.api.fake_engine import make_model
-from tests.support.any_model import any_model
-from tests.support.options import SMALL
+from tests.support.models.any_model import any_model
+from tests.support.models.options import SMALL
 
 PATIENCE_S = 60.0
 REQUEST = GenerateRequest(
@@ -30,9 +30,9 @@ REQUEST = GenerateRequest(
 
 
 def make_fleet(backend: str) -> tuple[Fleet, FleetEntry]:
-    """One model, loaded on request, on a backend of `tests.support.fake_backend`."""
+    """One model, loaded on request, on a backend of `tests.support.fakes.fake_backend`."""
     config = EngineConfig(
-        backend=f"tests.support.fake_backend:{backend}",
+        backend=f"tests.support.fakes.fake_backend:{backend}",
         model=any_model(),
         options=replace(SMALL, max_context=1024, max_batched_tokens=64, kv_blocks=None),
         restart_backoff_s=0.01,

@@ -13,7 +13,7 @@ from rocmforge.backend.protocol import DeviceInfo
 from rocmforge.errors import ConfigurationError
 from rocmforge.fleet.entry import ModelPolicy
 from rocmforge.fleet.sharing import Wish, memory_shares
-from tests.support.options import SMALL
+from tests.support.models.options import SMALL
 
 
 def wish(

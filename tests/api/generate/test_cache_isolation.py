@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from tests.api.live import live_server
-from tests.support.server import LiveServer
+from tests.support.processes.server import LiveServer
 
 ALICE, BOB = "the-key-of-alice", "the-key-of-bob"
 LONG = " hello world" * 40

@@ -11,7 +11,7 @@ import pytest
 from tests.api.conftest import Client
 from tests.api.fake_engine import FakeEngine
 from tests.api.live import assert_settles
-from tests.support.server import LiveServer
+from tests.support.processes.server import LiveServer
 
 BODY = {"model": "tiny", "prompt": "hello"}
 HEADER = "x-request-timeout"

@@ -16,7 +16,7 @@ from rocmforge.api.http.settings import ApiSettings
 from tests.api.conftest import Client
 from tests.api.fake_engine import FakeEngine, build_app, make_model
 from tests.api.live import assert_settles, live_server, metric
-from tests.support.server import LiveServer
+from tests.support.processes.server import LiveServer
 
 # Under this grammar draft tokens from the answer so far are often accepted.
 BODY: dict[str, Any] = {

@@ -16,7 +16,7 @@ import numpy as np
 import openai
 import pytest
 
-from tests.support.server import LiveServer
+from tests.support.processes.server import LiveServer
 
 pytestmark = pytest.mark.model
 

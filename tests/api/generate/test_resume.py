@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from tests.api.live import assert_settles, engine_pid, live_server, metric, until
-from tests.support.server import LiveServer
+from tests.support.processes.server import LiveServer
 
 pytestmark = pytest.mark.slow
 

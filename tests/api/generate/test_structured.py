@@ -15,8 +15,8 @@ import pytest
 from pydantic import BaseModel
 
 from tests.api.live import assert_settles
-from tests.support.json_schemas import RandomSchemas, with_recursion
-from tests.support.server import LiveServer
+from tests.support.files.json_schemas import RandomSchemas, with_recursion
+from tests.support.processes.server import LiveServer
 
 MESSAGES: list[openai.types.chat.ChatCompletionMessageParam] = [{"role": "user", "content": "hi"}]
 BODY: dict[str, Any] = {"model": "tiny", "messages": MESSAGES, "temperature": 1.5}

@@ -13,7 +13,7 @@ import pytest
 from tests.api import tiny
 from tests.api.fake_engine import FakeEngine, say, tiny_text
 from tests.api.live import assert_settles
-from tests.support.server import LiveServer
+from tests.support.processes.server import LiveServer
 
 WEATHER = {
     "type": "object",

@@ -12,8 +12,8 @@ import time
 from pathlib import Path
 
 from tests.api.live import live_server
-from tests.support import slow_link
-from tests.support.slow_link import FAR
+from tests.support.processes import slow_link
+from tests.support.processes.slow_link import FAR
 
 TOKENS = 50
 BODY = {

@@ -21,7 +21,7 @@ from tests.api.bad_requests.row import COMPLETIONS, GOOD, RERANK, BadRequest
 from tests.api.conftest import Client
 from tests.api.fake_engine import MAX_CONTEXT, FakeEngine
 from tests.api.live import SETTLE_S, assert_settles
-from tests.support.server import LiveServer
+from tests.support.processes.server import LiveServer
 
 TABLE = [*generation.ROWS, *agents.ROWS, *others.ROWS]
 TAKEN = "request_params_n_count"

@@ -12,7 +12,7 @@ from litestar.testing import TestClient
 from rocmforge.api.http.settings import ApiSettings
 from tests.api.conftest import Client
 from tests.api.fake_engine import FakeEngine, build_app, make_model
-from tests.support.server import LiveServer
+from tests.support.processes.server import LiveServer
 
 JSON = {"content-type": "application/json"}
 UI = "https://ui.example"

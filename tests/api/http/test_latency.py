@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests.api.http.slow_stream import TOKENS
-from tests.support import slow_link
-from tests.support.acknowledgements import wait_for_them
-from tests.support.server import LiveServer
+from tests.support.processes import slow_link
+from tests.support.processes.acknowledgements import wait_for_them
+from tests.support.processes.server import LiveServer
 
 DELAY_MS = 20
 ATTEMPTS = 3

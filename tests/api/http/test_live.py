@@ -17,7 +17,7 @@ import pytest
 
 from tests.api.live import SETTLE_S, assert_settles, engine_pid, live_server, metric, until
 from tests.api.sse import chunks, events
-from tests.support.server import LiveServer
+from tests.support.processes.server import LiveServer
 
 JSON = {"content-type": "application/json"}
 

@@ -10,7 +10,7 @@ from contextlib import suppress
 import pytest
 
 from tests.api.live import assert_settles
-from tests.support.server import LiveServer
+from tests.support.processes.server import LiveServer
 
 CLIENTS = 200
 AT_ONCE = 20

@@ -23,7 +23,7 @@ from rocmforge.api.page import page, page_file
 from tests.api.conftest import Client
 from tests.api.fake_engine import FakeEngine, build_app, make_model
 from tests.api.live import assert_settles, live_server
-from tests.support.server import LiveServer
+from tests.support.processes.server import LiveServer
 
 pytestmark = pytest.mark.slow
 

@@ -21,7 +21,7 @@ from rocmforge.settings import Settings
 from rocmforge.wiring import build_web_app
 from tests.api.conftest import Client
 from tests.api.fake_engine import FakeEngine, build_app, make_model
-from tests.support.page import ensure_libraries
+from tests.support.processes.page import ensure_libraries
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -20,7 +20,7 @@ from rocmforge.api.http.settings import ApiSettings
 from tests.api.conftest import Client
 from tests.api.fake_engine import FakeEngine, build_app, make_model
 from tests.api.live import assert_settles, live_server
-from tests.support.server import LiveServer
+from tests.support.processes.server import LiveServer
 
 ROOT = Path(__file__).parents[3]
 KEY = "a-very-secret-key"

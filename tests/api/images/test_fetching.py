@@ -16,7 +16,7 @@ from rocmforge.api.images import fetching
 from rocmforge.api.images.fetching import Fetcher, FetchLimits
 from rocmforge.api.images.hosts import AllowedHosts
 from rocmforge.errors import InvalidParameter
-from tests.support.certificates import make_certificate
+from tests.support.files.certificates import make_certificate
 
 Write = Callable[[asyncio.StreamWriter], Awaitable[None]]
 FILE = b"\x89PNG and so on"

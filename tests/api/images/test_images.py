@@ -17,8 +17,8 @@ from rocmforge.api.http.settings import ApiSettings
 from rocmforge.engine.ipc.prompt import Prompt
 from rocmforge.fleet.entry import FleetEntry
 from tests.api.fake_engine import FakeEngine, build_app, make_model
-from tests.support.pictures import RED, data_address, encoded, picture
-from tests.support.vision import AROUND, TEMPLATE, VISION, shown, vision_text
+from tests.support.files.pictures import RED, data_address, encoded, picture
+from tests.support.models.vision import AROUND, TEMPLATE, VISION, shown, vision_text
 
 WIDE = encoded(picture(64, 32))  # two tiles and the whole
 RED_SQUARE = encoded(picture(20, 20, color=RED))

@@ -19,7 +19,7 @@ from rocmforge.engine.ipc.params import NO_KEY, Share
 from tests.api.fake_engine import FakeEngine, build_app, make_model
 from tests.api.keys.test_keys import PROMPT, a_key, bearer
 from tests.api.live import live_server
-from tests.support.server import LiveServer
+from tests.support.processes.server import LiveServer
 
 PLACES = 4 + 60  # of the live server, running and waiting
 FLOOD = 300

@@ -21,7 +21,7 @@ from rocmforge.fleet.fleet import Fleet
 from rocmforge.sensors.watch import DeviceWatch, Sight
 from tests.api.fake_engine import RUNNER, FakeEngine, make_model
 from tests.api.metrics.test_metrics import value
-from tests.support.device_tree import DeviceTree
+from tests.support.files.device_tree import DeviceTree
 
 DEVICES = ("0000:03:00.0", "0000:43:00.0")
 COSTS = EngineStats(totals=Totals(launches=70, read_bytes=6_000_000, gap_ns=1_500_000, device_ns=3))

@@ -18,8 +18,8 @@ import pytest
 
 from tests.api.live import assert_settles
 from tests.api.sdks.test_sdk_node import node_modules
-from tests.support.fake_model import HIDDEN_SIZE, prompt_logprobs
-from tests.support.server import ROOT, LiveServer
+from tests.support.fakes.fake_model import HIDDEN_SIZE, prompt_logprobs
+from tests.support.processes.server import ROOT, LiveServer
 
 CLIENTS = Path(__file__).parent / "clients"
 ITEMS = ROOT / "tests/data/text/endings.json"

@@ -14,8 +14,8 @@ import uvicorn
 from rocmforge.api.http.settings import ApiSettings
 from rocmforge.commands.http.server import http_config, listen
 from tests.api.fake_engine import FakeEngine, build_app, make_model
-from tests.support.pictures import data_address, encoded, picture
-from tests.support.vision import VISION, shown, vision_text
+from tests.support.files.pictures import data_address, encoded, picture
+from tests.support.models.vision import VISION, shown, vision_text
 
 pytestmark = pytest.mark.slow
 

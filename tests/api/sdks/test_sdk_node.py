@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.fake_model import HIDDEN_SIZE
-from tests.support.server import LiveServer
+from tests.support.fakes.fake_model import HIDDEN_SIZE
+from tests.support.processes.server import LiveServer
 
 PACKAGE = "openai@7.55.0"
 SCRIPT = Path(__file__).parent / "node" / "sdk.cjs"

@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from tests.api.live import assert_settles, live_server, metric, until
-from tests.support.server import LiveServer
+from tests.support.processes.server import LiveServer
 
 MESSAGES: list[openai.types.chat.ChatCompletionMessageParam] = [
     {"role": "developer", "content": "be brief"},

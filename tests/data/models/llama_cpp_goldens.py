@@ -13,7 +13,7 @@ from tests.data.models.tiny_gemma4 import GEMMA4_MODELS
 from tests.data.models.tiny_model import TinyModel
 from tests.data.models.tiny_models import SCALED_MODELS
 from tests.data.models.tiny_recurrent import RECURRENT_MODELS
-from tests.support.gguf_writer import write_gguf
+from tests.support.files.gguf_writer import write_gguf
 
 CONTINUED: Final = 16
 """Greedy tokens behind the prompt."""

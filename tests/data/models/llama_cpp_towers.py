@@ -19,7 +19,7 @@ from tests.data.models.tiny_tower import TinyTower
 from tests.data.models.tiny_towers import GEMMA3, QWEN3_VL, SMOLVLM
 from tests.data.models.tiny_windows import QWEN2_VL, QWEN25_VL, TinyMerging
 from tests.data.models.tower_files import write_tower_files
-from tests.support.gguf_writer import write_gguf
+from tests.support.files.gguf_writer import write_gguf
 
 GOLDENS: Final = Path(__file__).with_name("llama_cpp_tower_goldens.json")
 ROWS: Final = (0, 5, 15)

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from rocmforge.gguf.reader import open_gguf
 from tests.data.models.tiny_adapters import write_random_adapter
-from tests.support.gguf_writer import write_gguf
+from tests.support.files.gguf_writer import write_gguf
 
 # Not among the tools of this project, so type checking must not need it.
 llama_cpp = import_module("llama_cpp")

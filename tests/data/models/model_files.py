@@ -28,7 +28,7 @@ from tests.data.models.tiny_gemma4 import gemma4_tensors
 from tests.data.models.tiny_model import Tensors, TinyModel
 from tests.data.models.tiny_packed import is_matrix, packed, unpacked
 from tests.data.models.tiny_recurrent import recurrent_tensors
-from tests.support.gguf_writer import Stored, Value, write_gguf
+from tests.support.files.gguf_writer import Stored, Value, write_gguf
 
 
 def hf_weights(model: TinyModel) -> Tensors:

@@ -19,7 +19,7 @@ from rocmforge.gguf.reader import open_gguf
 from tests.data.models.model_files import gguf_layout, gguf_name, hf_shapes
 from tests.data.models.tiny_model import TinyModel
 from tests.data.models.tiny_models import by_name
-from tests.support.gguf_writer import Stored, Value, write_gguf
+from tests.support.files.gguf_writer import Stored, Value, write_gguf
 
 Pair = tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]
 

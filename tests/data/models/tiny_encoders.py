@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rocmforge.gguf.reader import open_gguf
-from tests.support.gguf_writer import Stored, Value, write_gguf
+from tests.support.files.gguf_writer import Stored, Value, write_gguf
 
 Tensors = dict[str, npt.NDArray[np.float32]]
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from tests.data.models.tiny_model import TinyModel, tiny_config
-from tests.support.gguf_writer import Value
+from tests.support.files.gguf_writer import Value
 
 _LATENT: Final[dict[str, Any]] = {
     "num_attention_heads": 4,

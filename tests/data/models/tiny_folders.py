@@ -17,7 +17,7 @@ from tests.data.models import model_files, tiny_encoders
 from tests.data.models.tiny_adapters import TinyAdapter, hf_pairs
 from tests.data.models.tiny_encoders import TinyEncoder
 from tests.data.models.tiny_model import TinyModel
-from tests.support.safetensors_writer import bfloat16, write_index, write_safetensors
+from tests.support.files.safetensors_writer import bfloat16, write_index, write_safetensors
 
 _CONFIGS: Final = Path(__file__).with_name("folder_configs.json")
 _SIZES: Final = (

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tests.data.models.tiny_model import Shapes, Tensors, TinyModel, tiny_config
-from tests.support.gguf_writer import Value
+from tests.support.files.gguf_writer import Value
 
 _DIM: Final = 12
 _FULL_DIM: Final = 20  # of heads in layers without a window

@@ -14,7 +14,7 @@ from tests.data.models.tiny_gemma4 import gemma4_shapes, gemma4_tensors, rope_di
 from tests.data.models.tiny_model import TinyModel
 from tests.data.models.tiny_tower import PLACEHOLDER, TEXT, Tensors, TinyTower
 from tests.data.models.tower_files import hf_weights
-from tests.support.gguf_writer import write_gguf
+from tests.support.files.gguf_writer import write_gguf
 
 
 class TinyGemma4Tower(TinyTower):

@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 
 from tests.data.models.tiny_model import Shapes, Tensors, TinyModel, tiny_config
-from tests.support.gguf_writer import Value
+from tests.support.files.gguf_writer import Value
 
 _WIDTH = 4
 

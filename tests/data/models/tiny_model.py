@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import numpy.typing as npt
 
-from tests.support.gguf_writer import Value
+from tests.support.files.gguf_writer import Value
 
 Tensors = dict[str, npt.NDArray[Any]]
 Shapes = dict[str, tuple[int, ...]]

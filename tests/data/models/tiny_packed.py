@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from gguf.constants import GGMLQuantizationType
 
-from tests.support.gguf_writer import Stored
+from tests.support.files.gguf_writer import Stored
 
 Codes = npt.NDArray[np.uint8]
 

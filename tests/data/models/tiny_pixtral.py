@@ -13,7 +13,7 @@ from tests.data.models.model_files import gguf_layout, gguf_metadata, gguf_name
 from tests.data.models.tiny_model import TinyModel
 from tests.data.models.tiny_tower import PLACEHOLDER, TEXT, TinyTower, text_shapes
 from tests.data.models.tower_files import hf_weights
-from tests.support.gguf_writer import write_gguf
+from tests.support.files.gguf_writer import write_gguf
 
 BREAK: Final = 95
 _PREFIXES: Final = {

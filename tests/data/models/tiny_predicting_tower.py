@@ -9,7 +9,7 @@ import numpy as np
 
 from tests.data.models.tiny_towers import QWEN35
 from tests.data.models.tower_files import hf_weights, write_tower_folder
-from tests.support.safetensors_writer import write_safetensors
+from tests.support.files.safetensors_writer import write_safetensors
 
 
 def write_predicting_tower(path: Path, *, ends_with_states: bool = False) -> Path:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from tests.data.models.tiny_mamba import MAMBA_CLASSES, MAMBA_MODELS, mamba_tensors
 from tests.data.models.tiny_model import Shapes, Tensors, TinyModel, tiny_config
-from tests.support.gguf_writer import Value
+from tests.support.files.gguf_writer import Value
 
 LONG_PROMPT: Final = tuple(7 * index % 89 for index in range(700))
 LENGTHS: Final = (1, 63, 64, 65, 700)

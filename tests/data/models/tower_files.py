@@ -13,8 +13,8 @@ import numpy.typing as npt
 from tests.data.models.model_files import gguf_layout, gguf_metadata, gguf_name
 from tests.data.models.tiny_model import TinyModel
 from tests.data.models.tiny_tower import PUBLISHED, Tensors, TinyTower, published, tower_sizes
-from tests.support.gguf_writer import write_gguf
-from tests.support.safetensors_writer import write_safetensors
+from tests.support.files.gguf_writer import write_gguf
+from tests.support.files.safetensors_writer import write_safetensors
 
 
 def hf_weights(model: TinyTower) -> Tensors:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.data.text.make_goldens import digest, texts
-from tests.support.sentencepiece_writer import model_bytes, pieces_of
+from tests.support.files.sentencepiece_writer import model_bytes, pieces_of
 
 CORPUS = (
     "The quick brown fox jumps over the lazy dog, and the cat sat on the mat.",

@@ -19,10 +19,10 @@ from tests.data.models.model_files import write_model
 from tests.data.models.tiny_adapters import TinyAdapter, gguf_adapter, write_adapter
 from tests.data.models.tiny_model import TinyModel
 from tests.data.models.tiny_models import PROMPT, by_name
-from tests.support.hip import fitting, quantized, write_quantized
-from tests.support.loading import load_file
-from tests.support.options import SMALL
-from tests.support.runners import load_hip, load_reference
+from tests.support.models.hip import fitting, quantized, write_quantized
+from tests.support.models.loading import load_file
+from tests.support.models.options import SMALL
+from tests.support.models.runners import load_hip, load_reference
 
 OPTIONS = replace(SMALL, max_batched_tokens=40)
 # Of log-probabilities, relative to the spread of the logits, as in test_hip_models.py.

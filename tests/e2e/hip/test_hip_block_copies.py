@@ -24,7 +24,7 @@ from tests.data.models.tiny_mamba import larger_mamba
 from tests.data.models.tiny_model import TinyModel
 from tests.data.models.tiny_models import PROMPT, by_name
 from tests.data.models.tiny_recurrent import larger_delta, larger_liquid
-from tests.support.block_copies import (
+from tests.support.engine.block_copies import (
     WHATEVER_IT_TAKES,
     ask_in_turn,
     check_that_blocks_come_back,
@@ -32,11 +32,11 @@ from tests.support.block_copies import (
     check_that_states_come_back,
     check_that_windows_come_back,
 )
-from tests.support.hip import fitting
-from tests.support.host_platform import HostPlatform
-from tests.support.options import SMALL
-from tests.support.predicting import load_predicting, write_predicting
-from tests.support.runners import load_hip
+from tests.support.launches.host_platform import HostPlatform
+from tests.support.models.hip import fitting
+from tests.support.models.options import SMALL
+from tests.support.models.predicting import load_predicting, write_predicting
+from tests.support.models.runners import load_hip
 
 WIDE = replace(SMALL, max_batched_tokens=64, max_context=128)
 TIGHT = replace(WIDE, kv_blocks=5)

@@ -32,10 +32,10 @@ from rocmforge_hip.run.runner import HipRunner
 from tests.backend.driving import Chunk, Driver
 from tests.data.models.model_files import write_model
 from tests.data.models.tiny_models import PROMPT, by_name
-from tests.support.hip import fitting, platform_options, start_platform
-from tests.support.host_platform import HostPlatform
-from tests.support.loading import load_file
-from tests.support.options import SMALL
+from tests.support.launches.host_platform import HostPlatform
+from tests.support.models.hip import fitting, platform_options, start_platform
+from tests.support.models.loading import load_file
+from tests.support.models.options import SMALL
 
 OPTIONS = replace(SMALL, max_batched_tokens=64, kv_blocks=8)
 PLAIN = replace(OPTIONS, graphs="off")  # every step goes through Python

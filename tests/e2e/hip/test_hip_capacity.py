@@ -11,10 +11,10 @@ from rocmforge.engine.context import most_sequences
 from rocmforge_hip.backend import create
 from tests.data.models.model_files import write_model
 from tests.data.models.tiny_models import by_name
-from tests.support.hip import fitting
-from tests.support.loading import estimate_file
-from tests.support.options import SMALL
-from tests.support.runners import load_hip
+from tests.support.models.hip import fitting
+from tests.support.models.loading import estimate_file
+from tests.support.models.options import SMALL
+from tests.support.models.runners import load_hip
 
 CONTEXT, STEP_TOKENS = 96, 256
 PLANNED = 2

@@ -20,10 +20,10 @@ from tests.backend.driving import Chunk, Driver
 from tests.data.models.model_files import write_model
 from tests.data.models.tiny_models import PROMPT, by_name
 from tests.data.models.tiny_recurrent import larger_delta
-from tests.support.forced import Forcing
-from tests.support.hip import quantized, write_quantized
-from tests.support.options import SMALL
-from tests.support.runners import load_hip
+from tests.support.engine.forced import Forcing
+from tests.support.models.hip import quantized, write_quantized
+from tests.support.models.options import SMALL
+from tests.support.models.runners import load_hip
 
 PROMPTS = [PROMPT[:2], PROMPT[20:23], PROMPT[9:12]]
 ACCEPTED, REJECTED = 3, 1

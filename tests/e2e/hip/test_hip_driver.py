@@ -18,8 +18,8 @@ from rocmforge_hip.device.memory import DeviceArray, DeviceBuffer, HugePages, Pi
 from rocmforge_hip.device.platform import select_platform
 from rocmforge_hip.kernels.attention import rf_attention_decode
 from rocmforge_hip.kernels.rows import rf_softcap, rf_take_rows
-from tests.support.declarations import swapped
-from tests.support.host_platform import HostPlatform
+from tests.support.launches.declarations import swapped
+from tests.support.launches.host_platform import HostPlatform
 
 NOWHERE = DeviceArray(0, (0,), np.dtype("f4"))
 

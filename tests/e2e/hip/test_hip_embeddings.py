@@ -18,12 +18,12 @@ from tests.api.tiny import VOCAB_SIZE, metadata
 from tests.backend.driving import Chunk, Driver, Want, make_step
 from tests.data.models.model_files import gguf_metadata, gguf_tensors, write_model
 from tests.data.models.tiny_models import PROMPT, by_name
-from tests.support.core import make_core, vectors_of
-from tests.support.gguf_writer import write_gguf
-from tests.support.hip import fitting, quantized, write_quantized
-from tests.support.options import SMALL
-from tests.support.runners import load_hip, load_reference
-from tests.support.served_vectors import assert_served_vectors_are_the_references
+from tests.support.engine.core import make_core, vectors_of
+from tests.support.files.gguf_writer import write_gguf
+from tests.support.models.hip import fitting, quantized, write_quantized
+from tests.support.models.options import SMALL
+from tests.support.models.runners import load_hip, load_reference
+from tests.support.models.served_vectors import assert_served_vectors_are_the_references
 
 OPTIONS = replace(SMALL, kv_blocks=8)
 FLOAT_TOLERANCE = 0.01  # of a sum, relative to its largest element: halves in the cache

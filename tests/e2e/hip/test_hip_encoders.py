@@ -17,15 +17,15 @@ from rocmforge.errors import OutOfMemory, UnsupportedArchitecture, UnsupportedTe
 from rocmforge_hip.backend import create as create_hip
 from rocmforge_hip.run.runner import HipRunner
 from tests.data.models.tiny_encoders import ENCODERS, PROMPT, TinyEncoder, by_name, write_encoder
-from tests.support.core import make_core, vectors_of
-from tests.support.encoder_steps import encoder_step, run
-from tests.support.gguf_writer import Stored
-from tests.support.host_platform import HostPlatform
-from tests.support.loading import estimate_file, load_file
-from tests.support.options import SMALL
-from tests.support.runners import load_reference
-from tests.support.served_vectors import assert_served_vectors_are_the_references
-from tests.support.weights import ggml_type, random_matrix
+from tests.support.engine.core import make_core, vectors_of
+from tests.support.files.gguf_writer import Stored
+from tests.support.launches.host_platform import HostPlatform
+from tests.support.models.encoder_steps import encoder_step, run
+from tests.support.models.loading import estimate_file, load_file
+from tests.support.models.options import SMALL
+from tests.support.models.runners import load_reference
+from tests.support.models.served_vectors import assert_served_vectors_are_the_references
+from tests.support.operands.weights import ggml_type, random_matrix
 
 pytestmark = pytest.mark.slow
 

@@ -21,9 +21,9 @@ from tests.e2e.hip.test_hip_models import (
     generate,
     generate_and_count,
 )
-from tests.support.hip import fitting
-from tests.support.options import SMALL
-from tests.support.runners import load_hip, load_reference
+from tests.support.models.hip import fitting
+from tests.support.models.options import SMALL
+from tests.support.models.runners import load_hip, load_reference
 
 NAMES = [model.name for model in (*EXPERT_MODELS, *LATENT_MODELS, *OTHER_EXPERT_MODELS)]
 

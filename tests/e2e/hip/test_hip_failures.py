@@ -26,8 +26,8 @@ from rocmforge.served_models import served_models
 from rocmforge.settings import Settings
 from rocmforge.wiring import build_fleet, build_web_app
 from tests.e2e.server.test_several_models import write_speaking
-from tests.support.device_tree import DeviceTree
-from tests.support.hip import platform_options, start_platform
+from tests.support.files.device_tree import DeviceTree
+from tests.support.models.hip import platform_options, start_platform
 
 TIMEOUT_S = 240.0  # for what takes a few seconds on an idle machine
 STEP_TIMEOUT_S = 8.0  # for what takes 0.1 s on an idle machine

@@ -17,9 +17,9 @@ from tests.data.models.model_files import write_model
 from tests.data.models.tiny_model import TinyModel
 from tests.data.models.tiny_models import by_name
 from tests.data.models.tiny_recurrent import larger_delta
-from tests.support.hip import fitting
-from tests.support.options import SMALL
-from tests.support.runners import load_hip
+from tests.support.models.hip import fitting
+from tests.support.models.options import SMALL
+from tests.support.models.runners import load_hip
 
 OPTIONS = replace(
     SMALL, max_batched_tokens=72, max_sequences=2, graphs="off", decode_variant="plain"

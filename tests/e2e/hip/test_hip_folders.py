@@ -23,12 +23,12 @@ from tests.data.models.model_files import hf_weights, write_model
 from tests.data.models.tiny_folders import write_folder
 from tests.data.models.tiny_models import PROMPT, by_name
 from tests.e2e.hip.test_hip_models import FLOAT_TOLERANCE
-from tests.support.encoder_steps import encoder_step, run
-from tests.support.hip import fitting, splittable
-from tests.support.loading import load_file
-from tests.support.options import SMALL
-from tests.support.runners import load_reference
-from tests.support.safetensors_writer import bfloat16, write_safetensors
+from tests.support.files.safetensors_writer import bfloat16, write_safetensors
+from tests.support.models.encoder_steps import encoder_step, run
+from tests.support.models.hip import fitting, splittable
+from tests.support.models.loading import load_file
+from tests.support.models.options import SMALL
+from tests.support.models.runners import load_reference
 
 pytestmark = pytest.mark.slow
 

@@ -26,10 +26,10 @@ from tests.data.models.tiny_model import TinyModel
 from tests.data.models.tiny_models import PROMPT, by_name
 from tests.data.models.tiny_recurrent import larger_delta
 from tests.e2e.hip.test_hip_models import FLOAT_TOLERANCE
-from tests.support.hip import fitting
-from tests.support.host_platform import HostPlatform
-from tests.support.loading import load_file
-from tests.support.options import SMALL
+from tests.support.launches.host_platform import HostPlatform
+from tests.support.models.hip import fitting
+from tests.support.models.loading import load_file
+from tests.support.models.options import SMALL
 
 LONG_PROMPT = PROMPT * 2
 ALONE = replace(SMALL, max_sequences=1, graphs="auto")

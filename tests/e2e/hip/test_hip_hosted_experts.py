@@ -18,10 +18,10 @@ from tests.backend.driving import Chunk, Driver, Want
 from tests.data.models.model_files import write_model
 from tests.data.models.tiny_models import by_name
 from tests.e2e.hip.test_hip_models import PROMPTS, generate_and_count
-from tests.support.hip import fitting
-from tests.support.host_platform import HostPlatform
-from tests.support.options import SMALL
-from tests.support.runners import load_hip
+from tests.support.launches.host_platform import HostPlatform
+from tests.support.models.hip import fitting
+from tests.support.models.options import SMALL
+from tests.support.models.runners import load_hip
 
 EIGHT = (*PROMPTS, PROMPTS[0][3:20], PROMPTS[0][:9], PROMPTS[2][5:])
 MANY = replace(SMALL, max_sequences=8, kv_blocks=64)

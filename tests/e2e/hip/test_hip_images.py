@@ -30,9 +30,9 @@ from tests.data.models.tiny_towers import GEMMA3, QWEN3_VL, QWEN35
 from tests.data.models.tiny_windows import QWEN2_VL
 from tests.data.models.tower_files import write_tower_files, write_tower_folder
 from tests.e2e.conftest import RANKS
-from tests.support.core import reports, tokens_of
-from tests.support.options import SMALL
-from tests.support.towers import Loaded, load_as_engine, shown
+from tests.support.engine.core import reports, tokens_of
+from tests.support.models.options import SMALL
+from tests.support.models.towers import Loaded, load_as_engine, shown
 
 pytestmark = pytest.mark.slow
 

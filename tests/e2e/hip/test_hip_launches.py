@@ -15,10 +15,10 @@ from rocmforge_hip.run.variant_choice import StepVariants
 from tests.backend.driving import Chunk, Driver, Want
 from tests.data.models.tiny_gemma4 import sized_gemma4
 from tests.data.models.tiny_models import PROMPT, by_name
-from tests.support.hip import fitting, quantized, write_quantized
-from tests.support.options import SMALL
-from tests.support.runners import load_hip
-from tests.support.state_models import with_layers, write_states
+from tests.support.models.hip import fitting, quantized, write_quantized
+from tests.support.models.options import SMALL
+from tests.support.models.runners import load_hip
+from tests.support.models.state_models import with_layers, write_states
 
 OPTIONS = replace(SMALL, max_sequences=4, graphs="off", activation_bits="8")
 MIX = {

@@ -34,14 +34,14 @@ from rocmforge_reference import ops as reference_ops
 from tests.backend.driving import Chunk, Driver, Want, make_step
 from tests.data.models.model_files import write_model
 from tests.data.models.tiny_models import PROMPT, by_name
-from tests.support.core import make_core, reports
-from tests.support.hip import FLOAT_MODELS, fitting, quantized, write_quantized
-from tests.support.host_platform import HostPlatform
-from tests.support.loading import load_file
-from tests.support.options import SMALL
-from tests.support.paged_cache import turned, unpack
-from tests.support.runners import load_hip, load_reference
-from tests.support.weights import ALL_TYPES
+from tests.support.engine.core import make_core, reports
+from tests.support.launches.host_platform import HostPlatform
+from tests.support.models.hip import FLOAT_MODELS, fitting, quantized, write_quantized
+from tests.support.models.loading import load_file
+from tests.support.models.options import SMALL
+from tests.support.models.runners import load_hip, load_reference
+from tests.support.operands.paged_cache import turned, unpack
+from tests.support.operands.weights import ALL_TYPES
 
 # Of log-probabilities, relative to the spread of the logits.
 FLOAT_TOLERANCE = 0.03  # halves in the cache and in prefills

@@ -40,11 +40,11 @@ from tests.data.models.tiny_encoders import ENCODERS, write_encoder
 from tests.data.models.tiny_model import TinyModel
 from tests.data.models.tiny_models import PROMPT, by_name
 from tests.e2e.conftest import RANKS
-from tests.support.children import RANK, children
-from tests.support.hip import fitting, quantized, splittable, write_quantized
-from tests.support.host_platform import HostPlatform
-from tests.support.loading import load_file
-from tests.support.requests import asked
+from tests.support.engine.requests import asked
+from tests.support.launches.host_platform import HostPlatform
+from tests.support.models.hip import fitting, quantized, splittable, write_quantized
+from tests.support.models.loading import load_file
+from tests.support.processes.children import RANK, children
 
 OPTIONS = LoadOptions(
     device=None,
@@ -293,7 +293,7 @@ def test_an_error_that_a_rank_reports_is_passed_on(
 @pytest.fixture
 def failing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers fail where the parameter says."""
-    monkeypatch.setattr(processes, "WORKER", "tests.support.failing_rank")
+    monkeypatch.setattr(processes, "WORKER", "tests.support.fakes.failing_rank")
     monkeypatch.setenv("FAILING_RANK", request.param)
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))

@@ -30,15 +30,15 @@ from rocmforge_hip.device.platform import select_platform
 from tests.data.models.model_files import write_model
 from tests.data.models.tiny_models import PROMPT, by_name
 from tests.e2e.conftest import RANKS
-from tests.support.children import RANK, children
-from tests.support.core import Request, reports
-from tests.support.drafting import LIMITS, make_drafting_core, rate
-from tests.support.hip import fitting, splittable
-from tests.support.near_ties import assert_same
-from tests.support.options import SMALL
-from tests.support.requests import asked
-from tests.support.shallow import write_idle, write_shallow
-from tests.support.start import start_message
+from tests.support.engine.core import Request, reports
+from tests.support.engine.drafting import LIMITS, make_drafting_core, rate
+from tests.support.engine.requests import asked
+from tests.support.engine.start import start_message
+from tests.support.models.hip import fitting, splittable
+from tests.support.models.near_ties import assert_same
+from tests.support.models.options import SMALL
+from tests.support.models.shallow import write_idle, write_shallow
+from tests.support.processes.children import RANK, children
 
 pytestmark = pytest.mark.usefixtures("ranks")
 

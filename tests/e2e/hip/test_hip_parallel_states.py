@@ -34,17 +34,17 @@ from tests.data.models.tiny_folders import write_folder
 from tests.data.models.tiny_models import PROMPT, by_name
 from tests.data.models.tiny_recurrent import LONG_PROMPT, larger_delta
 from tests.e2e.conftest import RANKS
-from tests.support.children import RANK, children
-from tests.support.conversations import talk as converse
-from tests.support.core import Request, reports
-from tests.support.drafting import make_drafting_core
-from tests.support.hip import write_quantized
-from tests.support.loading import estimate_file, load_file
-from tests.support.near_ties import NEAR_TIE, assert_same
-from tests.support.options import SMALL
-from tests.support.requests import asked
-from tests.support.spans import answers
-from tests.support.state_models import CUT, divisible, write_states
+from tests.support.engine.conversations import talk as converse
+from tests.support.engine.core import Request, reports
+from tests.support.engine.drafting import make_drafting_core
+from tests.support.engine.requests import asked
+from tests.support.engine.spans import answers
+from tests.support.models.hip import write_quantized
+from tests.support.models.loading import estimate_file, load_file
+from tests.support.models.near_ties import NEAR_TIE, assert_same
+from tests.support.models.options import SMALL
+from tests.support.models.state_models import CUT, divisible, write_states
+from tests.support.processes.children import RANK, children
 
 pytestmark = pytest.mark.usefixtures("ranks")
 

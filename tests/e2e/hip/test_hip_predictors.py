@@ -24,13 +24,13 @@ from rocmforge_hip.device.platform import select_platform
 from tests.backend.driving import Chunk, Want, make_step
 from tests.data.models.tiny_models import PROMPT, by_name
 from tests.data.models.tiny_recurrent import larger_delta
-from tests.support.core import tokens_of
-from tests.support.drafting import LIMITS
-from tests.support.hip import fitting
-from tests.support.host_platform import HostPlatform
-from tests.support.loading import load_file
-from tests.support.predicting import load_predicting, write_predicting
-from tests.support.timed import Timed
+from tests.support.engine.core import tokens_of
+from tests.support.engine.drafting import LIMITS
+from tests.support.fakes.timed import Timed
+from tests.support.launches.host_platform import HostPlatform
+from tests.support.models.hip import fitting
+from tests.support.models.loading import load_file
+from tests.support.models.predicting import load_predicting, write_predicting
 
 OPTIONS = LoadOptions(
     device=None,

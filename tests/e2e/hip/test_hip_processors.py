@@ -24,13 +24,13 @@ from rocmforge_reference.backend import create as create_reference
 from tests.backend.driving import Chunk, Want, make_step
 from tests.data.models.model_files import write_model
 from tests.data.models.tiny_models import PROMPT, by_name
-from tests.support.core import make_core, tokens_of
-from tests.support.distribution import WALK, install
-from tests.support.hip import fitting, platform_options, start_platform
-from tests.support.host_platform import HostPlatform
-from tests.support.loading import load_file
-from tests.support.options import SMALL
-from tests.support.processors import one_use
+from tests.support.engine.core import make_core, tokens_of
+from tests.support.files.distribution import WALK, install
+from tests.support.launches.host_platform import HostPlatform
+from tests.support.launches.processors import one_use
+from tests.support.models.hip import fitting, platform_options, start_platform
+from tests.support.models.loading import load_file
+from tests.support.models.options import SMALL
 
 VOCAB = 97
 TYPICAL = ProcessorUse(name="typical_p", numbers=(0.6,))

@@ -21,12 +21,12 @@ from rocmforge.engine.proof.process import Checker, load_reference
 from rocmforge_hip.backend import create as create_hip
 from tests.data.models.model_files import write_model
 from tests.data.models.tiny_models import PROMPT, by_name
-from tests.support.core import make_core, reports, submits
-from tests.support.erring_backend import create_hip_third, spoil_layer
-from tests.support.hip import fitting, quantized, write_quantized
-from tests.support.loading import load_file
-from tests.support.options import SMALL
-from tests.support.recording import rows_of
+from tests.support.engine.core import make_core, reports, submits
+from tests.support.engine.recording import rows_of
+from tests.support.fakes.erring_backend import create_hip_third, spoil_layer
+from tests.support.models.hip import fitting, quantized, write_quantized
+from tests.support.models.loading import load_file
+from tests.support.models.options import SMALL
 
 pytestmark = pytest.mark.slow
 
@@ -154,7 +154,7 @@ def test_a_replay_names_the_layer_of_the_device_that_is_wrong(
     policy = BundlePolicy(folder=str(tmp_path / "bundles"), keeps_tokens=True)
     assert verified(structs.replace(begin, bundles=policy), samples).alarm is not None
     (bundle,) = (tmp_path / "bundles").iterdir()
-    erring = "tests.support.erring_backend:create_hip_third"
+    erring = "tests.support.fakes.erring_backend:create_hip_third"
     assert main(["verify", "--replay", str(bundle), "--layers", "--backend", erring]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert ["WRONG" in line for line in lines if line.startswith("first ")][:4] == [

@@ -24,13 +24,13 @@ from rocmforge_hip.backend import create
 from tests.data.models.model_files import write_model
 from tests.data.models.tiny_model import TinyModel
 from tests.data.models.tiny_models import PROMPT, by_name
-from tests.support.hip import fitting, splittable
-from tests.support.host_platform import HostPlatform
-from tests.support.loading import load_file
-from tests.support.options import SMALL
-from tests.support.requests import asked
-from tests.support.runners import load_hip
-from tests.support.spans import PLACES, PROMPTS, answers, begun_with, embedded
+from tests.support.engine.requests import asked
+from tests.support.engine.spans import PLACES, PROMPTS, answers, begun_with, embedded
+from tests.support.launches.host_platform import HostPlatform
+from tests.support.models.hip import fitting, splittable
+from tests.support.models.loading import load_file
+from tests.support.models.options import SMALL
+from tests.support.models.runners import load_hip
 
 SAMPLING = SamplingParams(max_tokens=32, temperature=0.0, num_logprobs=2)
 TIMEOUT_S = 120.0  # for what takes a few seconds on an idle machine

@@ -16,7 +16,7 @@ from rocmforge.checkpoint.locator import FilePart
 from rocmforge.errors import ModelLoadError
 from rocmforge_hip.device.driver import Driver
 from rocmforge_hip.weights.staging import RING, Bytes, StagingBuffer, StagingPiece, StagingRing
-from tests.support.loading import open_files
+from tests.support.models.loading import open_files
 
 STAGE_BYTES = 256
 PIECES = 5 * RING + 3

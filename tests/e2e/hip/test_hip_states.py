@@ -18,12 +18,12 @@ from tests.data.models.tiny_mamba import larger_mamba
 from tests.data.models.tiny_model import TinyModel
 from tests.data.models.tiny_models import PROMPT, by_name
 from tests.data.models.tiny_recurrent import LONG_PROMPT, larger_delta, larger_liquid
-from tests.support.conversations import talk
-from tests.support.host_platform import HostPlatform
-from tests.support.options import SMALL
-from tests.support.runners import load_hip, load_reference
-from tests.support.spans import answers
-from tests.support.state_models import larger, write_states
+from tests.support.engine.conversations import talk
+from tests.support.engine.spans import answers
+from tests.support.launches.host_platform import HostPlatform
+from tests.support.models.options import SMALL
+from tests.support.models.runners import load_hip, load_reference
+from tests.support.models.state_models import larger, write_states
 
 FLOAT_TOLERANCE = 0.03  # halves in the cache and in prefills
 INT8_TOLERANCE = 0.08  # 8-bit activations too

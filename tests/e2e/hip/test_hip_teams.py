@@ -16,9 +16,9 @@ from rocmforge_hip.run import teams
 from tests.backend.driving import Chunk, Driver, Want
 from tests.data.models.model_files import write_model
 from tests.data.models.tiny_models import PROMPT, by_name
-from tests.support.hip import fitting
-from tests.support.options import SMALL
-from tests.support.runners import load_hip
+from tests.support.models.hip import fitting
+from tests.support.models.options import SMALL
+from tests.support.models.runners import load_hip
 
 BLOCK = 32
 OPTIONS = replace(

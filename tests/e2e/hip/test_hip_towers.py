@@ -31,9 +31,9 @@ from tests.data.models.tiny_towers import GEMMA3
 from tests.data.models.tiny_windows import QWEN25_VL
 from tests.data.models.tower_files import write_tower_files, write_tower_folder
 from tests.data.models.towers import TOWERS
-from tests.support.core import reports, tokens_of
-from tests.support.options import SMALL
-from tests.support.towers import load_both, shown
+from tests.support.engine.core import reports, tokens_of
+from tests.support.models.options import SMALL
+from tests.support.models.towers import load_both, shown
 
 pytestmark = pytest.mark.slow
 

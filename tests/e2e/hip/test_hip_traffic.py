@@ -18,10 +18,10 @@ from rocmforge_hip.run.traffic import copy_bandwidth
 from tests.backend.driving import Chunk, Driver
 from tests.data.models.model_files import write_model
 from tests.data.models.tiny_models import by_name
-from tests.support.hip import HEAD_DIM, fitting
-from tests.support.host_platform import HostPlatform
-from tests.support.loading import load_file
-from tests.support.options import SMALL
+from tests.support.launches.host_platform import HostPlatform
+from tests.support.models.hip import HEAD_DIM, fitting
+from tests.support.models.loading import load_file
+from tests.support.models.options import SMALL
 
 OPTIONS = replace(SMALL, max_batched_tokens=64, kv_blocks=8, kv_dtype="f16")
 PROMPT = range(5, 25)

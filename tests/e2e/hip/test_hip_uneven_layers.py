@@ -24,9 +24,9 @@ from rocmforge_reference.backend import create as create_reference
 from tests.backend.driving import Chunk, Driver
 from tests.data.models.model_files import write_model
 from tests.data.models.tiny_models import PROMPT, by_name
-from tests.support.hip import fitting
-from tests.support.options import SMALL
-from tests.support.uneven import random_adapter, random_weights, uneven
+from tests.support.models.hip import fitting
+from tests.support.models.options import SMALL
+from tests.support.models.uneven import random_adapter, random_weights, uneven
 
 # Of log-probabilities, relative to the spread of the logits, by what the cache stores.
 TOLERANCES = {"f16": 0.03, "int8": 0.08}

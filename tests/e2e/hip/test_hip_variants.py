@@ -21,10 +21,10 @@ from tests.backend.driving import Chunk, Driver, Want
 from tests.data.models.model_files import write_model
 from tests.data.models.tiny_models import PROMPT, by_name
 from tests.data.models.tiny_recurrent import larger_delta
-from tests.support.hip import fitting
-from tests.support.options import SMALL
-from tests.support.runners import load_hip
-from tests.support.state_models import larger, write_states
+from tests.support.models.hip import fitting
+from tests.support.models.options import SMALL
+from tests.support.models.runners import load_hip
+from tests.support.models.state_models import larger, write_states
 
 AUTO = replace(SMALL, max_sequences=2, decode_variant="auto")
 WANTS = (Want(num_logprobs=0),)

@@ -33,9 +33,9 @@ from rocmforge_hip.ops.step.layout import StepLayout
 from rocmforge_hip.verify import workbench
 from rocmforge_hip.verify.cases import Group
 from rocmforge_hip.verify.selfcheck import all_groups, run_group
-from tests.support.hip import platform_options, start_platform
-from tests.support.host_platform import HostPlatform
-from tests.support.planting import Launch, change_launches, do_nothing, scale_numbers
+from tests.support.launches.host_platform import HostPlatform
+from tests.support.launches.planting import Launch, change_launches, do_nothing, scale_numbers
+from tests.support.models.hip import platform_options, start_platform
 
 # Not launched when models are served.
 NOT_SERVING = {"rf_mma_check"}

@@ -15,8 +15,8 @@ from rocmforge_hip.device.discovery import find_devices
 from rocmforge_hip.device.platform import select_platform
 from tests.data.models.tiny_encoders import by_name
 from tests.data.models.tiny_folders import write_folder
-from tests.support.host_platform import HostPlatform
-from tests.support.planting import Launch, change_launches, do_nothing, scaled
+from tests.support.launches.host_platform import HostPlatform
+from tests.support.launches.planting import Launch, change_launches, do_nothing, scaled
 
 
 @pytest.fixture(autouse=True)

@@ -22,8 +22,8 @@ from tests.data.models.tiny_gemma4_unified import GEMMA4_UNIFIED
 from tests.data.models.tiny_tower import TinyTower
 from tests.data.models.tiny_towers import GEMMA3, QWEN3_VL, SMOLVLM
 from tests.data.models.tower_files import write_tower_folder
-from tests.support.options import SMALL
-from tests.support.towers import load_both
+from tests.support.models.options import SMALL
+from tests.support.models.towers import load_both
 
 pytestmark = pytest.mark.slow
 

@@ -15,11 +15,11 @@ from tests.data.models.model_files import write_model
 from tests.data.models.tiny_gemma4 import sized_gemma4
 from tests.data.models.tiny_model import TinyModel
 from tests.data.models.tiny_models import by_name
-from tests.support.hip import fitting
-from tests.support.host_platform import HostPlatform
-from tests.support.options import SMALL
-from tests.support.runners import load_hip
-from tests.support.sliding import slide
+from tests.support.engine.sliding import slide
+from tests.support.launches.host_platform import HostPlatform
+from tests.support.models.hip import fitting
+from tests.support.models.options import SMALL
+from tests.support.models.runners import load_hip
 
 OPTIONS = replace(SMALL, max_context=512, max_batched_tokens=64, kv_blocks=24)
 

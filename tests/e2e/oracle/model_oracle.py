@@ -13,8 +13,8 @@ import pytest
 
 from rocmforge_reference.backend import create
 from tests.backend.driving import Chunk, Driver, Want
-from tests.support.loading import load_file
-from tests.support.options import SMALL
+from tests.support.models.loading import load_file
+from tests.support.models.options import SMALL
 
 ORACLE = Path(__file__).parents[2] / "data/models/oracle"
 NEAR_TIE = 0.01  # nats; two correct implementations may part at such a step

@@ -16,8 +16,8 @@ from rocmforge.models.lora import AdapterSpec
 from rocmforge_reference.backend import create
 from tests.backend.driving import Chunk, Driver, Want
 from tests.data.models.tiny_adapters import write_random_adapter
-from tests.support.loading import load_file
-from tests.support.options import SMALL
+from tests.support.models.loading import load_file
+from tests.support.models.options import SMALL
 
 pytestmark = [pytest.mark.model, pytest.mark.slow, pytest.mark.timeout(900)]
 

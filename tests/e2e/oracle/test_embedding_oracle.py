@@ -17,9 +17,9 @@ import pytest
 from rocmforge.backend.arrays import Float32Array
 from rocmforge.engine.ipc.params import Pooling, SamplingParams
 from rocmforge_reference.backend import create
-from tests.support.core import Request, make_core, vectors_of
-from tests.support.loading import load_file
-from tests.support.options import SMALL
+from tests.support.engine.core import Request, make_core, vectors_of
+from tests.support.models.loading import load_file
+from tests.support.models.options import SMALL
 
 pytestmark = [pytest.mark.model, pytest.mark.slow, pytest.mark.large]
 

@@ -21,8 +21,8 @@ from rocmforge_reference.backend import create
 from tests.data.models.tiny_encoders import by_name, write_with_byte_level_bpe
 from tests.data.text.make_encoder_goldens import LINES, PRE_TOKENIZERS
 from tests.data.text.make_goldens import digest, texts
-from tests.support.encoder_steps import encoder_step, run
-from tests.support.loading import load_file
+from tests.support.models.encoder_steps import encoder_step, run
+from tests.support.models.loading import load_file
 
 GOLDENS = Path(__file__).parents[2] / "data/text"
 DIGESTS: dict[str, dict[str, list[str]]] = json.loads((GOLDENS / "encoder_tokens.json").read_text())

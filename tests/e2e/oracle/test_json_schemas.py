@@ -31,9 +31,9 @@ from rocmforge.text.tokenizer.tokenizer import Tokenizer
 from tests.api import tiny
 from tests.data.models.model_files import write_model
 from tests.data.models.tiny_models import by_name
-from tests.support.json_schemas import RandomSchemas, with_recursion
-from tests.support.loading import load_file
-from tests.support.options import SMALL
+from tests.support.files.json_schemas import RandomSchemas, with_recursion
+from tests.support.models.loading import load_file
+from tests.support.models.options import SMALL
 
 NUM_SCHEMAS = 500
 MAX_TOKENS = 400

@@ -10,9 +10,9 @@ import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
 
 from tests.api.live import live_server
-from tests.support.page import ensure_libraries
-from tests.support.server import LiveServer
-from tests.support.speaking import write_speaking
+from tests.support.models.speaking import write_speaking
+from tests.support.processes.page import ensure_libraries
+from tests.support.processes.server import LiveServer
 
 KEY = "a-key-of-the-tests"
 PATIENCE_MS = 60_000

@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import Locator, Page, expect
 
 from tests.e2e.page.conftest import KEY, OpenPage
-from tests.support.server import LiveServer
+from tests.support.processes.server import LiveServer
 
 pytestmark = pytest.mark.slow
 

@@ -13,8 +13,8 @@ from playwright.sync_api import Locator, Page, Request, Route, expect
 from tests.api.live import metric
 from tests.e2e.page.answers import answer_with
 from tests.e2e.page.conftest import OpenPage
-from tests.support.page import axe
-from tests.support.server import LiveServer
+from tests.support.processes.page import axe
+from tests.support.processes.server import LiveServer
 
 pytestmark = [pytest.mark.model, pytest.mark.slow]
 

@@ -13,9 +13,9 @@ from playwright.sync_api import Locator, Page, Route, expect
 
 from tests.e2e.page.answers import answer_with
 from tests.e2e.page.conftest import OpenPage
-from tests.support.page import axe
-from tests.support.pictures import data_address, encoded, picture
-from tests.support.server import LiveServer
+from tests.support.files.pictures import data_address, encoded, picture
+from tests.support.processes.page import axe
+from tests.support.processes.server import LiveServer
 
 pytestmark = pytest.mark.slow
 

@@ -17,9 +17,9 @@ from tests.data.models.tiny_encoders import VOCABULARY
 from tests.data.models.tiny_folders import write_folder
 from tests.data.models.tiny_models import by_name
 from tests.data.models.tiny_predicting_tower import write_predicting_tower
-from tests.support.children import ENGINE, children
-from tests.support.server import LiveServer
-from tests.support.tokenizer_files import pieces, write_tokenizer
+from tests.support.files.tokenizer_files import pieces, write_tokenizer
+from tests.support.processes.children import ENGINE, children
+from tests.support.processes.server import LiveServer
 
 LONG = "a b c d e f g h i j k l m " * 8  # some 100 tokens
 KEYS = ("alice's key", "bob's key")

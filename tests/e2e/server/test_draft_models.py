@@ -26,13 +26,13 @@ from rocmforge.settings import Settings
 from tests.data.models.model_files import write_model
 from tests.data.models.tiny_models import PROMPT, by_name
 from tests.e2e.conftest import SMOLLM2_NAME, serve_command
-from tests.support.core import reports, tokens_of
-from tests.support.drafting import LIMITS, make_drafting_core, rate
-from tests.support.hip import fitting
-from tests.support.host_platform import HostPlatform
-from tests.support.loading import load_file
-from tests.support.server import LiveServer
-from tests.support.shallow import write_idle, write_shallow
+from tests.support.engine.core import reports, tokens_of
+from tests.support.engine.drafting import LIMITS, make_drafting_core, rate
+from tests.support.launches.host_platform import HostPlatform
+from tests.support.models.hip import fitting
+from tests.support.models.loading import load_file
+from tests.support.models.shallow import write_idle, write_shallow
+from tests.support.processes.server import LiveServer
 
 pytestmark = pytest.mark.slow
 

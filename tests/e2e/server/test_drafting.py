@@ -13,10 +13,10 @@ from rocmforge.backend import registry
 from rocmforge.engine.ipc.params import SamplingParams
 from tests.data.models.model_files import write_model
 from tests.data.models.tiny_models import by_name
-from tests.support.core import make_core, tokens_of
-from tests.support.loading import load_file
-from tests.support.options import SMALL
-from tests.support.timed import Timed
+from tests.support.engine.core import make_core, tokens_of
+from tests.support.fakes.timed import Timed
+from tests.support.models.loading import load_file
+from tests.support.models.options import SMALL
 
 OPTIONS = replace(SMALL, max_sequences=8, max_batched_tokens=64, kv_blocks=64)
 MAX_TOKENS = 60

@@ -22,10 +22,10 @@ from rocmforge.gguf.tokenizer import read_tokenizer
 from rocmforge.text.tokenizer.tokenizer import Tokenizer
 from rocmforge_reference.backend import create
 from tests.data.models.tiny_encoders import PROMPT, by_name, goldens, write_encoder
-from tests.support.encoder_steps import encoder_step, run
-from tests.support.loading import load_file
-from tests.support.options import SMALL
-from tests.support.server import LiveServer
+from tests.support.models.encoder_steps import encoder_step, run
+from tests.support.models.loading import load_file
+from tests.support.models.options import SMALL
+from tests.support.processes.server import LiveServer
 
 
 def serve(path: Path, log: Path) -> LiveServer:

@@ -13,8 +13,8 @@ import pytest
 
 from rocmforge.text.tool_calls.harmony import MARKS
 from tests.api import harmony
-from tests.support.server import LiveServer
-from tests.support.speaking import write_speaking
+from tests.support.models.speaking import write_speaking
+from tests.support.processes.server import LiveServer
 
 pytestmark = pytest.mark.slow
 

@@ -27,11 +27,11 @@ from tests.api.live import metric
 from tests.data.models.tiny_towers import SMOLVLM
 from tests.data.models.tower_files import write_tower_folder
 from tests.fuzz.pixels.test_images import files, memory_kib, seeds
-from tests.support.children import ENGINE, children
-from tests.support.pictures import BLUE, RED, data_address, encoded, picture
-from tests.support.server import LiveServer
-from tests.support.tokenizer_files import byte_level, write_tokenizer
-from tests.support.vision import TEMPLATE
+from tests.support.files.pictures import BLUE, RED, data_address, encoded, picture
+from tests.support.files.tokenizer_files import byte_level, write_tokenizer
+from tests.support.models.vision import TEMPLATE
+from tests.support.processes.children import ENGINE, children
+from tests.support.processes.server import LiveServer
 
 pytestmark = pytest.mark.slow
 

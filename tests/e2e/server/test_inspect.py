@@ -13,7 +13,7 @@ from rocmforge.cli import main
 from rocmforge.settings import Settings
 from tests.data.models.model_files import write_model
 from tests.data.models.tiny_models import by_name
-from tests.support.gguf_writer import write_gguf
+from tests.support.files.gguf_writer import write_gguf
 
 
 @pytest.mark.model

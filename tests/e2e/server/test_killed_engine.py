@@ -20,8 +20,8 @@ import pytest
 
 from tests.api.live import metric
 from tests.e2e.conftest import SMOLLM2_NAME, serve_command
-from tests.support.children import ENGINE, children
-from tests.support.server import LiveServer
+from tests.support.processes.children import ENGINE, children
+from tests.support.processes.server import LiveServer
 
 pytestmark = [pytest.mark.model, pytest.mark.slow]
 

@@ -16,9 +16,9 @@ from rocmforge.text.tokenizer.tokenizer import Tokenizer
 from tests.api import tiny
 from tests.data.models.model_files import gguf_metadata, gguf_tensors
 from tests.data.models.tiny_models import by_name
-from tests.support.distribution import WALK, install
-from tests.support.gguf_writer import write_gguf
-from tests.support.server import LiveServer
+from tests.support.files.distribution import WALK, install
+from tests.support.files.gguf_writer import write_gguf
+from tests.support.processes.server import LiveServer
 
 PROMPT = [300, 400, 500]
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from rocmforge.library.catalogue import read_catalogue
-from tests.support.hub import FakeHub
-from tests.support.speaking import write_speaking
+from tests.support.models.speaking import write_speaking
+from tests.support.processes.hub import FakeHub
 
 pytestmark = pytest.mark.slow
 

@@ -21,9 +21,9 @@ import yaml
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from rocmforge.ray.serve_args import read_settings
-from tests.support.ray_cluster import RayCluster, ray_cluster
-from tests.support.server import ROOT
-from tests.support.speaking import write_speaking
+from tests.support.models.speaking import write_speaking
+from tests.support.processes.ray_cluster import RayCluster, ray_cluster
+from tests.support.processes.server import ROOT
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -69,7 +69,7 @@ def args(tmp_path_factory: pytest.TempPathFactory, collector: Collector) -> dict
     path = write_speaking(tmp_path_factory.mktemp("model"), "llama")
     return {
         "model": [f"{NAME}={path}"],
-        "backend": "tests.support.fake_backend:create_slow",
+        "backend": "tests.support.fakes.fake_backend:create_slow",
         "max_sequences": SEQUENCES,
         "otlp_endpoint": collector.url,
     }

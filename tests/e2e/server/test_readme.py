@@ -8,9 +8,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.support.pages import ROOT
-from tests.support.server import LiveServer
-from tests.support.shown import sent_by_curl, shown_commands
+from tests.support.processes.pages import ROOT
+from tests.support.processes.server import LiveServer
+from tests.support.processes.shown import sent_by_curl, shown_commands
 
 pytestmark = [pytest.mark.slow, pytest.mark.model]
 

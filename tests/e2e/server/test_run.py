@@ -13,10 +13,10 @@ from subprocess import DEVNULL, PIPE
 
 import pytest
 
-from tests.support.canned_server import STOP, canned_server, delta, events
-from tests.support.server import LiveServer
-from tests.support.speaking import write_speaking
-from tests.support.terminal import (
+from tests.support.models.speaking import write_speaking
+from tests.support.processes.canned_server import STOP, canned_server, delta, events
+from tests.support.processes.server import LiveServer
+from tests.support.processes.terminal import (
     ALT_ENTER,
     CTRL_C,
     CTRL_D,
@@ -32,8 +32,8 @@ from tests.support.terminal import (
 pytestmark = pytest.mark.slow
 
 BEGIN = "/help shows commands."
-FAST = ("--backend", "tests.support.fake_backend:create")
-SLOW = ("--backend", "tests.support.fake_backend:create_slow")
+FAST = ("--backend", "tests.support.fakes.fake_backend:create")
+SLOW = ("--backend", "tests.support.fakes.fake_backend:create_slow")
 LONG = ("--seed", "6")
 """With this seed the fake model has more to say than anybody waits for."""
 

@@ -15,7 +15,7 @@ import pytest
 from openai import OpenAI
 
 from tests.e2e.conftest import SMOLLM2_NAME, serve_command
-from tests.support.server import LiveServer
+from tests.support.processes.server import LiveServer
 
 pytestmark = pytest.mark.model
 

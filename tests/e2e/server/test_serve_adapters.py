@@ -14,7 +14,7 @@ from openai import OpenAI
 
 from tests.data.models.tiny_adapters import write_random_adapter
 from tests.e2e.conftest import SMOLLM2_NAME, serve_command
-from tests.support.server import LiveServer
+from tests.support.processes.server import LiveServer
 
 pytestmark = pytest.mark.model
 

@@ -17,8 +17,8 @@ from tests.data.models.tiny_adapters import TinyAdapter
 from tests.data.models.tiny_encoders import VOCABULARY
 from tests.data.models.tiny_folders import write_adapter_folder, write_folder
 from tests.data.models.tiny_models import GOLDEN_ROWS, by_name
-from tests.support.server import LiveServer
-from tests.support.tokenizer_files import pieces, write_tokenizer
+from tests.support.files.tokenizer_files import pieces, write_tokenizer
+from tests.support.processes.server import LiveServer
 
 pytestmark = pytest.mark.slow
 

@@ -14,8 +14,8 @@ import pytest
 
 from tests.e2e.conftest import serve_command
 from tests.e2e.server.test_serve import rocmforge
-from tests.support.certificates import make_certificate
-from tests.support.server import LiveServer
+from tests.support.files.certificates import make_certificate
+from tests.support.processes.server import LiveServer
 
 pytestmark = pytest.mark.model
 

@@ -22,10 +22,10 @@ import pytest
 from tests.api import tiny
 from tests.data.models.model_files import gguf_metadata, gguf_tensors
 from tests.data.models.tiny_models import by_name
-from tests.support.children import ENGINE, children
-from tests.support.gguf_writer import write_gguf
-from tests.support.hip import fitting
-from tests.support.server import LiveServer
+from tests.support.files.gguf_writer import write_gguf
+from tests.support.models.hip import fitting
+from tests.support.processes.children import ENGINE, children
+from tests.support.processes.server import LiveServer
 
 PATIENCE_S = 240.0
 COMPARED = 200

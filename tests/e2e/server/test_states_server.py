@@ -13,8 +13,8 @@ from openai import OpenAI
 from tests.data.models.tiny_encoders import VOCABULARY
 from tests.data.models.tiny_folders import write_folder
 from tests.data.models.tiny_models import by_name
-from tests.support.server import LiveServer
-from tests.support.tokenizer_files import pieces, write_tokenizer
+from tests.support.files.tokenizer_files import pieces, write_tokenizer
+from tests.support.processes.server import LiveServer
 
 TEMPLATE = "{% for message in messages %}{{ message.content }} {% endfor %}"
 MODELS = ("lfm2", "qwen35")

@@ -37,9 +37,9 @@ from tests.data.models import tiny_encoders
 from tests.data.models.model_files import gguf_metadata, gguf_tensors
 from tests.data.models.tiny_adapters import write_random_adapter
 from tests.data.models.tiny_models import by_name
-from tests.support.gguf_writer import write_gguf
-from tests.support.loading import load_file
-from tests.support.options import SMALL
+from tests.support.files.gguf_writer import write_gguf
+from tests.support.models.loading import load_file
+from tests.support.models.options import SMALL
 from tests.unit.text.vocabularies import byte_level, sentencepiece
 
 COUNT = int(os.environ.get("ROCMFORGE_TEST_MUTATIONS", "1500"))

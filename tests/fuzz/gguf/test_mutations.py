@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from rocmforge.errors import BadGguf, ModelLoadError, UnsupportedTensor
 from rocmforge.gguf.reader import open_gguf
-from tests.support.gguf_writer import RawGguf, array, key_value, string, tensor_info
+from tests.support.files.gguf_writer import RawGguf, array, key_value, string, tensor_info
 
 V, T = GGUFValueType, GGMLQuantizationType
 

@@ -32,8 +32,8 @@ from tests.data.models.tiny_encoders import VOCABULARY, TinyEncoder
 from tests.data.models.tiny_folders import write_folder
 from tests.data.models.tiny_model import TinyModel
 from tests.data.models.tiny_models import by_name
-from tests.support.sentencepiece_writer import model_bytes, pieces_of
-from tests.support.tokenizer_files import KINDS, pieces, write_tokenizer
+from tests.support.files.sentencepiece_writer import model_bytes, pieces_of
+from tests.support.files.tokenizer_files import KINDS, pieces, write_tokenizer
 
 EXAMPLES = int(os.environ.get("ROCMFORGE_TEST_MUTATIONS", "30"))
 FILES = (

@@ -14,9 +14,9 @@ from rocmforge_hip.device.constants import MERGE_SUMS
 from rocmforge_hip.device.heads import CACHED_HEADS, HeadSize
 from rocmforge_hip.run.teams import Teams, form_teams
 from rocmforge_hip.weights.formats import round_up
-from tests.support.activations import BLOCK, SCALE_DTYPE, QuantisedActivation, quantise
-from tests.support.kernels import Device, DeviceArray, Part, check
-from tests.support.paged_cache import BLOCK_TOKENS, AttentionCase, PagedBatch
+from tests.support.launches.kernels import Device, DeviceArray, Part, check
+from tests.support.operands.activations import BLOCK, SCALE_DTYPE, QuantisedActivation, quantise
+from tests.support.operands.paged_cache import BLOCK_TOKENS, AttentionCase, PagedBatch
 
 WAVES = 4
 EPS = 1e-6

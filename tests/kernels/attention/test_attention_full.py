@@ -7,7 +7,7 @@ import numpy.typing as npt
 import pytest
 
 from rocmforge_reference import ops
-from tests.support.kernels import Device, DeviceArray, check
+from tests.support.launches.kernels import Device, DeviceArray, check
 
 ROWS = 128  # queries of a block
 THREADS = 256

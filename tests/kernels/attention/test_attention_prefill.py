@@ -10,8 +10,8 @@ import pytest
 
 from rocmforge_hip.device.constants import MAX_SINK_DIM, MAX_SPLIT_DIM
 from rocmforge_hip.device.heads import CACHED_HEADS, HeadSize
-from tests.support.kernels import Device, check
-from tests.support.paged_cache import AttentionCase, PagedBatch
+from tests.support.launches.kernels import Device, check
+from tests.support.operands.paged_cache import AttentionCase, PagedBatch
 
 ROWS = 128  # queries of a block: a token and one of the heads that share a kv head
 VALUES = 256  # elements of a value whose results a block has

@@ -11,7 +11,7 @@ import pytest
 
 from rocmforge.models.rope_config import RopeStyle
 from rocmforge_reference import ops
-from tests.support.kernels import Device, check
+from tests.support.launches.kernels import Device, check
 
 BLOCK_TOKENS = 32
 NUM_BLOCKS = 3

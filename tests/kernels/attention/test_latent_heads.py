@@ -9,9 +9,9 @@ import numpy.typing as npt
 import pytest
 
 from kernels.table import read_formats
-from tests.support.activations import SCALE_DTYPE as ACT_SCALE
-from tests.support.experts import random_experts
-from tests.support.kernels import Device
+from tests.support.launches.kernels import Device
+from tests.support.operands.activations import SCALE_DTYPE as ACT_SCALE
+from tests.support.operands.experts import random_experts
 
 MIXED = [format.name for format in read_formats() if format.is_mixed]
 EPS = 1e-6

@@ -7,7 +7,7 @@ import pytest
 
 from rocmforge.models.rope_config import RopeStyle
 from rocmforge_reference import ops
-from tests.support.kernels import Device, check
+from tests.support.launches.kernels import Device, check
 
 CONTEXT = 40
 

@@ -12,8 +12,8 @@ import pytest
 from rocmforge.models.rope_config import RopeStyle
 from rocmforge_hip.device.constants import NARROW_HEAD_DIM
 from rocmforge_reference import ops
-from tests.support.kernels import Device, check
-from tests.support.paged_cache import turned, unpack
+from tests.support.launches.kernels import Device, check
+from tests.support.operands.paged_cache import turned, unpack
 
 BLOCK_TOKENS = 32
 NUM_BLOCKS = 3

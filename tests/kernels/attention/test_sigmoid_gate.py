@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.support.activations import SCALE_DTYPE, QuantisedActivation
-from tests.support.kernels import Device, check
+from tests.support.launches.kernels import Device, check
+from tests.support.operands.activations import SCALE_DTYPE, QuantisedActivation
 
 ROWS = 3
 FEATURES = {"part_of_one_block": 96, "one_block": 1024, "two_and_a_tail": 2048 + 160}

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rocmforge_reference import ops
-from tests.support.kernels import Device, check
+from tests.support.launches.kernels import Device, check
 
 CASES = {"part_of_one_block": 100, "one_block": 256, "many_blocks_ragged_tail": 700}
 

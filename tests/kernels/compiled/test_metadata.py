@@ -17,7 +17,7 @@ from kernels.compiler import find_compiler
 from kernels.report import KernelReport, report_unit
 from kernels.table import read_table
 from kernels.targets import Platform, Target, select
-from tests.support.weights import QUANTISED_TYPES
+from tests.support.operands.weights import QUANTISED_TYPES
 
 # Whichever test asks first waits for what is not compiled yet.
 pytestmark = [pytest.mark.late, pytest.mark.timeout(900)]

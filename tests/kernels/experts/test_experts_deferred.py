@@ -15,11 +15,11 @@ from kernels.table import read_formats
 from rocmforge.models.layer_config import ExpertsConfig, RouterFunction
 from rocmforge_hip.ops.norms import norm_threads
 from tests.kernels.experts.test_route import FUNCTIONS, RULE
-from tests.support.activations import SCALE_DTYPE, quantise
-from tests.support.experts import random_choice, random_experts, upload_experts
-from tests.support.groups import ELSEWHERE
-from tests.support.kernels import Device, DeviceArray
-from tests.support.linear import CLAMPED_SWIGLU, SILU, SQUARED_RELU, random_activation
+from tests.support.launches.kernels import Device, DeviceArray
+from tests.support.operands.activations import SCALE_DTYPE, quantise
+from tests.support.operands.experts import random_choice, random_experts, upload_experts
+from tests.support.operands.groups import ELSEWHERE
+from tests.support.operands.linear import CLAMPED_SWIGLU, SILU, SQUARED_RELU, random_activation
 
 EPS = 1e-3  # so large that it counts
 FORMATS = [format.name for format in read_formats() if format.has_deferred_experts]

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support.activations import SCALE_DTYPE, QuantisedActivation, quantise
-from tests.support.experts import (
+from tests.support.launches.kernels import Device, DeviceArray
+from tests.support.operands.activations import SCALE_DTYPE, QuantisedActivation, quantise
+from tests.support.operands.experts import (
     ExpertLayer,
     Float32,
     Int32,
@@ -20,9 +21,8 @@ from tests.support.experts import (
     random_experts,
     upload_experts,
 )
-from tests.support.groups import ELSEWHERE
-from tests.support.kernels import Device, DeviceArray
-from tests.support.linear import (
+from tests.support.operands.groups import ELSEWHERE
+from tests.support.operands.linear import (
     CLAMPED_SWIGLU,
     GELU_TANH,
     SILU,
@@ -30,7 +30,7 @@ from tests.support.linear import (
     random_activation,
     worst_error,
 )
-from tests.support.weights import ALL_TYPES, FLOAT_TYPES, block_features
+from tests.support.operands.weights import ALL_TYPES, FLOAT_TYPES, block_features
 
 _ROUNDING = 3e-6  # of float32 sums of a few hundred terms, relative to their magnitude
 

@@ -11,8 +11,9 @@ from functools import partial
 import numpy as np
 import pytest
 
-from tests.support.activations import SCALE_DTYPE, quantise
-from tests.support.experts import (
+from tests.support.launches.kernels import Device
+from tests.support.operands.activations import SCALE_DTYPE, quantise
+from tests.support.operands.experts import (
     ExpertLayer,
     Float32,
     Int32,
@@ -20,9 +21,8 @@ from tests.support.experts import (
     random_experts,
     upload_experts,
 )
-from tests.support.groups import ELSEWHERE
-from tests.support.kernels import Device
-from tests.support.linear import (
+from tests.support.operands.groups import ELSEWHERE
+from tests.support.operands.linear import (
     CLAMPED_SWIGLU,
     GELU_TANH,
     NOT_GATED,

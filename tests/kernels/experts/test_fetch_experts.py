@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.support.groups import group
-from tests.support.kernels import Device
+from tests.support.launches.kernels import Device
+from tests.support.operands.groups import group
 
 EXPERTS, SEATS = 6, 2
 

@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from tests.support.experts import random_choice
-from tests.support.groups import ELSEWHERE, group, groups_of
-from tests.support.kernels import Device
+from tests.support.launches.kernels import Device
+from tests.support.operands.experts import random_choice
+from tests.support.operands.groups import ELSEWHERE, group, groups_of
 
 Int32 = npt.NDArray[np.int32]
 

@@ -9,10 +9,10 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from tests.support.experts import ExpertLayer, random_choice, upload_experts
-from tests.support.groups import group, groups_of
-from tests.support.kernels import Device
-from tests.support.linear import (
+from tests.support.launches.kernels import Device
+from tests.support.operands.experts import ExpertLayer, random_choice, upload_experts
+from tests.support.operands.groups import group, groups_of
+from tests.support.operands.linear import (
     CLAMPED_SWIGLU,
     GELU_TANH,
     NOT_GATED,
@@ -22,7 +22,7 @@ from tests.support.linear import (
     random_layer,
     worst_error,
 )
-from tests.support.weights import ALL_TYPES, block_features
+from tests.support.operands.weights import ALL_TYPES, block_features
 
 Float32 = npt.NDArray[np.float32]
 Int32 = npt.NDArray[np.int32]

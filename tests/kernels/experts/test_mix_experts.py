@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.support.groups import ELSEWHERE, groups_of
-from tests.support.kernels import Device, check
+from tests.support.launches.kernels import Device, check
+from tests.support.operands.groups import ELSEWHERE, groups_of
 
 # tokens, num_chosen, hidden_size
 CASES = {

@@ -11,9 +11,9 @@ import pytest
 from rocmforge.models.layer_config import ExpertsConfig, RouterFunction
 from rocmforge_reference import ops
 from tests.kernels.experts.test_route import FUNCTIONS, RULE
-from tests.support.activations import SCALE_DTYPE, quantise
-from tests.support.groups import ELSEWHERE
-from tests.support.kernels import Device
+from tests.support.launches.kernels import Device
+from tests.support.operands.activations import SCALE_DTYPE, quantise
+from tests.support.operands.groups import ELSEWHERE
 
 Float32 = npt.NDArray[np.float32]
 _EPS = 1e-5

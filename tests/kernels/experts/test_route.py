@@ -10,8 +10,8 @@ import pytest
 
 from rocmforge.models.layer_config import ExpertsConfig, RouterFunction
 from rocmforge_reference import ops
-from tests.support.groups import ELSEWHERE
-from tests.support.kernels import Device
+from tests.support.launches.kernels import Device
+from tests.support.operands.groups import ELSEWHERE
 
 Float32 = npt.NDArray[np.float32]
 FUNCTIONS = {

@@ -10,16 +10,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.support.gemm import check_bias, check_finite_halves, check_gemm
-from tests.support.kernels import Device
-from tests.support.linear import (
+from tests.support.launches.kernels import Device
+from tests.support.operands.gemm import check_bias, check_finite_halves, check_gemm
+from tests.support.operands.linear import (
     GELU,
     GELU_TANH,
     SILU,
     random_activation,
     random_layer,
 )
-from tests.support.weights import ALL_TYPES, block_features
+from tests.support.operands.weights import ALL_TYPES, block_features
 
 
 @pytest.mark.parametrize("name", ALL_TYPES)

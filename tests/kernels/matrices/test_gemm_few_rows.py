@@ -10,9 +10,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.support.gemm import check_bias, check_finite_halves, check_gemm
-from tests.support.kernels import Device
-from tests.support.linear import (
+from tests.support.launches.kernels import Device
+from tests.support.operands.gemm import check_bias, check_finite_halves, check_gemm
+from tests.support.operands.linear import (
     CLAMPED_SWIGLU,
     GELU,
     GELU_TANH,
@@ -20,7 +20,7 @@ from tests.support.linear import (
     random_activation,
     random_layer,
 )
-from tests.support.weights import QUANTISED_TYPES, block_features
+from tests.support.operands.weights import QUANTISED_TYPES, block_features
 
 # Whose tiles of 32 rows are those of gemm_direct.h.
 _DIRECT = ("mxfp4",)

@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from tests.support.kernels import Device, DeviceArray
-from tests.support.linear import (
+from tests.support.launches.kernels import Device, DeviceArray
+from tests.support.operands.linear import (
     GELU_TANH,
     NOT_GATED,
     SILU,
@@ -22,7 +22,7 @@ from tests.support.linear import (
     random_layer,
     seen_by_few,
 )
-from tests.support.weights import QUANTISED_TYPES, block_features
+from tests.support.operands.weights import QUANTISED_TYPES, block_features
 
 Float32 = npt.NDArray[np.float32]
 

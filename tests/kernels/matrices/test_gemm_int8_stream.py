@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from tests.support.kernels import Device, DeviceArray
-from tests.support.linear import (
+from tests.support.launches.kernels import Device, DeviceArray
+from tests.support.operands.linear import (
     GELU_TANH,
     NOT_GATED,
     SILU,

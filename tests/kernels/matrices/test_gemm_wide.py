@@ -9,9 +9,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.support.gemm import WIDE, check_bias, check_finite_halves, check_gemm, gemm
-from tests.support.kernels import Device, check
-from tests.support.linear import (
+from tests.support.launches.kernels import Device, check
+from tests.support.operands.gemm import WIDE, check_bias, check_finite_halves, check_gemm, gemm
+from tests.support.operands.linear import (
     CLAMPED_SWIGLU,
     GELU,
     GELU_TANH,
@@ -19,7 +19,7 @@ from tests.support.linear import (
     random_activation,
     random_layer,
 )
-from tests.support.weights import QUANTISED_TYPES, block_features
+from tests.support.operands.weights import QUANTISED_TYPES, block_features
 
 # An offset and super-blocks; a codebook.
 _ON_HOST = ("q4_k", "iq3_s")

@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from tests.support.kernels import Device, check
-from tests.support.linear import (
+from tests.support.launches.kernels import Device, check
+from tests.support.operands.linear import (
     GELU,
     GELU_TANH,
     NOT_GATED,
@@ -24,7 +24,7 @@ from tests.support.linear import (
     random_layer,
     seen_by_few,
 )
-from tests.support.weights import ALL_TYPES, block_features
+from tests.support.operands.weights import ALL_TYPES, block_features
 
 Float32 = npt.NDArray[np.float32]
 

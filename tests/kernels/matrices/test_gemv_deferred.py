@@ -15,9 +15,9 @@ from rocmforge_hip.ops.linear.gemv import GEMV_THREADS
 from rocmforge_hip.ops.norms import norm_threads
 from rocmforge_hip.weights.formats import FORMAT_NUMBERS
 from tests.kernels.matrices.test_gemv_mixed import MIXED
-from tests.support.activations import SCALE_DTYPE, quantise
-from tests.support.kernels import Device, DeviceArray
-from tests.support.linear import NOT_GATED, SILU, random_activation, random_layer
+from tests.support.launches.kernels import Device, DeviceArray
+from tests.support.operands.activations import SCALE_DTYPE, quantise
+from tests.support.operands.linear import NOT_GATED, SILU, random_activation, random_layer
 
 EPS = 1e-3  # so large that it counts
 

@@ -11,9 +11,9 @@ import pytest
 
 from rocmforge_hip.weights.formats import FORMAT_NUMBERS
 from tests.kernels.matrices.test_gemv_mixed import MIXED
-from tests.support.activations import SCALE_DTYPE, quantise
-from tests.support.kernels import Device
-from tests.support.linear import GELU_TANH, SILU, random_activation, random_layer
+from tests.support.launches.kernels import Device
+from tests.support.operands.activations import SCALE_DTYPE, quantise
+from tests.support.operands.linear import GELU_TANH, SILU, random_activation, random_layer
 
 
 def _check(

@@ -12,10 +12,10 @@ import pytest
 
 from kernels.table import read_formats
 from rocmforge_hip.weights.formats import FORMAT_NUMBERS
-from tests.support.activations import quantise
-from tests.support.kernels import Device, DeviceArray
-from tests.support.linear import Layer, multiply_few, random_activation, random_layer
-from tests.support.weights import block_features
+from tests.support.launches.kernels import Device, DeviceArray
+from tests.support.operands.activations import quantise
+from tests.support.operands.linear import Layer, multiply_few, random_activation, random_layer
+from tests.support.operands.weights import block_features
 
 Float32 = npt.NDArray[np.float32]
 Factor = tuple[Layer, Float32 | None]

@@ -13,9 +13,9 @@ import pytest
 from rocmforge_hip.ops.norms import norm_threads
 from rocmforge_hip.weights.formats import FORMAT_NUMBERS
 from tests.kernels.matrices.test_gemv_mixed import MIXED
-from tests.support.activations import SCALE_DTYPE, quantise
-from tests.support.kernels import Device, DeviceArray
-from tests.support.linear import Layer, random_activation, random_layer
+from tests.support.launches.kernels import Device, DeviceArray
+from tests.support.operands.activations import SCALE_DTYPE, quantise
+from tests.support.operands.linear import Layer, random_activation, random_layer
 
 Float32 = npt.NDArray[np.float32]
 EPS = 1e-5

@@ -10,9 +10,9 @@ import pytest
 
 from rocmforge_hip.ops.linear.gemv import GEMV_THREADS
 from rocmforge_hip.weights.formats import FORMAT_NUMBERS
-from tests.support.activations import SCALE_DTYPE, quantise
-from tests.support.kernels import Device, DeviceArray
-from tests.support.linear import SILU, random_activation, random_layer
+from tests.support.launches.kernels import Device, DeviceArray
+from tests.support.operands.activations import SCALE_DTYPE, quantise
+from tests.support.operands.linear import SILU, random_activation, random_layer
 
 pytestmark = pytest.mark.usefixtures("host_or_hopper")
 

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from tests.support.kernels import Device, DeviceArray
+from tests.support.launches.kernels import Device, DeviceArray
 
 TILE = 16
 HALF = 2.0**-11

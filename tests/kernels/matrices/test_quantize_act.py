@@ -6,8 +6,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from tests.support.activations import BLOCK, SCALE_DTYPE, quantise
-from tests.support.kernels import Device, check
+from tests.support.launches.kernels import Device, check
+from tests.support.operands.activations import BLOCK, SCALE_DTYPE, quantise
 
 SIZES = pytest.mark.parametrize(
     ("rows", "in_features"),

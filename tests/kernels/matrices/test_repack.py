@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.support.kernels import Device
-from tests.support.weights import (
+from tests.support.launches.kernels import Device
+from tests.support.operands.weights import (
     ALL_TYPES,
     ROW_ALIGN,
     Matrix,

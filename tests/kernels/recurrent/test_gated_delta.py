@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from tests.support.kernels import Device, check
-from tests.support.recurrent import (
+from tests.support.launches.kernels import Device, check
+from tests.support.operands.recurrent import (
     BATCHES,
     CHUNKED,
     UNTOUCHED,

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from tests.support.kernels import Device, DeviceArray
-from tests.support.recurrent import DECODES, UNTOUCHED, Batch, wide
+from tests.support.launches.kernels import Device, DeviceArray
+from tests.support.operands.recurrent import DECODES, UNTOUCHED, Batch, wide
 
 EPS = 1e-6
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.support.activations import SCALE_DTYPE, QuantisedActivation
-from tests.support.kernels import Device, check
+from tests.support.launches.kernels import Device, check
+from tests.support.operands.activations import SCALE_DTYPE, QuantisedActivation
 
 EPS = 1e-6
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from tests.support.kernels import Device, check
-from tests.support.recurrent import BATCHES, CHUNKED, UNTOUCHED, Batch, Float64, wide
+from tests.support.launches.kernels import Device, check
+from tests.support.operands.recurrent import BATCHES, CHUNKED, UNTOUCHED, Batch, Float64, wide
 
 CHUNK = 64
 HALVES = 1e-3

@@ -5,9 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.support.activations import SCALE_DTYPE, QuantisedActivation
-from tests.support.kernels import Device, DeviceArray, Part, check
-from tests.support.recurrent import BATCHES, NO_SLOT, UNTOUCHED, Array, Batch, Float64, wide
+from tests.support.launches.kernels import Device, DeviceArray, Part, check
+from tests.support.operands.activations import SCALE_DTYPE, QuantisedActivation
+from tests.support.operands.recurrent import (
+    BATCHES,
+    NO_SLOT,
+    UNTOUCHED,
+    Array,
+    Batch,
+    Float64,
+    wide,
+)
 
 THREADS = 64
 TOKENS = 8  # of a block

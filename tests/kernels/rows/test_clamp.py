@@ -11,7 +11,7 @@ import pytest
 from rocmforge.models.config import ActivationFunction
 from rocmforge_hip.device.constants import GELU_TANH, SILU
 from rocmforge_reference import ops
-from tests.support.kernels import Device, check
+from tests.support.launches.kernels import Device, check
 
 Array = npt.NDArray[Any]
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from rocmforge.checkpoint.formats import FORMATS
-from tests.support.kernels import Device, check
-from tests.support.weights import (
+from tests.support.launches.kernels import Device, check
+from tests.support.operands.weights import (
     ALL_TYPES,
     FLOAT_TYPES,
     QUANT_BLOCK,

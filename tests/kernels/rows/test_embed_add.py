@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.support.kernels import Device, check
-from tests.support.weights import random_matrix
+from tests.support.launches.kernels import Device, check
+from tests.support.operands.weights import random_matrix
 
 # rows of the table, columns, positions
 CASES = {

@@ -7,8 +7,8 @@ import pytest
 
 from rocmforge.models.config import ActivationFunction
 from rocmforge_reference import ops
-from tests.support.activations import SCALE_DTYPE, QuantisedActivation
-from tests.support.kernels import Device, check
+from tests.support.launches.kernels import Device, check
+from tests.support.operands.activations import SCALE_DTYPE, QuantisedActivation
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 
 from rocmforge.models.config import ActivationFunction
 from rocmforge_reference import ops
-from tests.support.kernels import Device, check
+from tests.support.launches.kernels import Device, check
 
 Array = npt.NDArray[Any]
 

@@ -9,8 +9,8 @@ import numpy.typing as npt
 import pytest
 
 from rocmforge_reference import ops
-from tests.support.kernels import Device, check
-from tests.support.norms import ALL_SHAPES, random_rows
+from tests.support.launches.kernels import Device, check
+from tests.support.operands.norms import ALL_SHAPES, random_rows
 
 EPS = 1e-12
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from rocmforge_reference import ops
-from tests.support.activations import SCALE_DTYPE, QuantisedActivation
-from tests.support.kernels import Device, check
-from tests.support.norms import random_rows
+from tests.support.launches.kernels import Device, check
+from tests.support.operands.activations import SCALE_DTYPE, QuantisedActivation
+from tests.support.operands.norms import random_rows
 
 EPS = 1e-5
 ROWS = 4

@@ -9,10 +9,10 @@ import numpy.typing as npt
 import pytest
 
 from rocmforge_reference import ops
-from tests.support.activations import SCALE_DTYPE as ACT_SCALE
-from tests.support.activations import QuantisedActivation
-from tests.support.kernels import Device, check
-from tests.support.norms import ALL_SHAPES, random_rows
+from tests.support.launches.kernels import Device, check
+from tests.support.operands.activations import SCALE_DTYPE as ACT_SCALE
+from tests.support.operands.activations import QuantisedActivation
+from tests.support.operands.norms import ALL_SHAPES, random_rows
 
 EPS = 1e-5
 

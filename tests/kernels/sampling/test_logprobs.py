@@ -8,7 +8,7 @@ import pytest
 
 from rocmforge_reference.sampling import NO_TOKEN, sample
 from tests.backend.driving import Want, make_sampling
-from tests.support.kernels import Device, check
+from tests.support.launches.kernels import Device, check
 
 Logits = npt.NDArray[np.float32]
 

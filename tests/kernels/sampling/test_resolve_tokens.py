@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.support.kernels import Device
+from tests.support.launches.kernels import Device
 
 
 @pytest.mark.parametrize("count", [5, 256, 300], ids=["one_block", "full_block", "many_blocks"])

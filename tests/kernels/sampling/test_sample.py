@@ -11,7 +11,7 @@ import pytest
 from rocmforge.backend.step import SamplingBatch
 from rocmforge_reference.sampling import NO_TOKEN, gumbel_noise, sample
 from tests.backend.driving import Want, make_sampling
-from tests.support.kernels import Device
+from tests.support.launches.kernels import Device
 
 BEST = np.dtype([("score", np.float32), ("token", np.int32)])
 THREADS = 128

@@ -247,7 +247,7 @@ void BlockRunner::say(hipError_t error, const std::string& finding) {
 }
 
 void BlockRunner::stop(hipError_t error, const std::string& finding) {
-  // Tests find the line of the source from this (tests/support/source_lines.py).
+  // Tests find the line of the source from this (tests/support/launches/source_lines.py).
   const size_t offset = launch_->module->code_offset(instruction_);
   say(error, offset ? format("%s [code+0x%zx]", finding.c_str(), offset) : finding);
   // The lanes are abandoned where they stand: kernels own nothing that would need destroying.

@@ -12,8 +12,8 @@ from rocmforge.models.vision.config import ProcessorConfig, ProcessorKind, Resam
 from rocmforge.models.vision.towers import vision_config
 from rocmforge.pixels.processors.processing import layout, process
 from rocmforge.text.template.template import RenderedPrompt
-from tests.support.pictures import picture
-from tests.support.vision import AROUND, MARKER, PLACEHOLDER, vision_text
+from tests.support.files.pictures import picture
+from tests.support.models.vision import AROUND, MARKER, PLACEHOLDER, vision_text
 
 PIXTRAL = ProcessorConfig(
     kind=ProcessorKind.PIXTRAL,

@@ -18,8 +18,8 @@ from rocmforge.commands.chat.session import Session
 from rocmforge.errors import ConfigurationError, InvalidParameter
 from rocmforge.pixels.readers import ImageReaders
 from tests.api.fake_engine import FakeEngine, make_model, requested
-from tests.support.pictures import data_address, encoded, picture
-from tests.support.vision import VISION, shown, vision_text
+from tests.support.files.pictures import data_address, encoded, picture
+from tests.support.models.vision import VISION, shown, vision_text
 from tests.unit.chat.responders import Measured, OneModel, saying
 
 FILE = encoded(picture(64, 32))

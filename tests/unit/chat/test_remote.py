@@ -21,7 +21,7 @@ from rocmforge.commands.chat.remote import (
 from rocmforge.commands.chat.responder import Ended, Part
 from rocmforge.errors import ConfigurationError, RemoteError
 from rocmforge.text.output.reasoning import Reasoning
-from tests.support.canned_server import STOP, Answer, Asked, canned_server, delta, events
+from tests.support.processes.canned_server import STOP, Answer, Asked, canned_server, delta, events
 
 Answers = Callable[..., str]
 QUESTION = Turn(Conversation(system="Be brief."), "well?", {"temperature": 0.5})

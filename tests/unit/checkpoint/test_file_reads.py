@@ -16,7 +16,7 @@ import pytest
 from rocmforge.checkpoint.file_reads import THREADS, FileRead
 from rocmforge.checkpoint.locator import FilePart
 from rocmforge.errors import ModelLoadError
-from tests.support.loading import open_files
+from tests.support.models.loading import open_files
 
 
 @pytest.fixture

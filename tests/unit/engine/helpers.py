@@ -14,7 +14,7 @@ from rocmforge.engine.ipc.prompt import Prompt, token_prompt
 from rocmforge.engine.ipc.totals import Totals
 from rocmforge.engine.schedule.limits import SchedulerLimits
 from rocmforge.engine.waiting.images import WaitingImages
-from tests.support.fake_backend import FakeConfig, make_runner
+from tests.support.fakes.fake_backend import FakeConfig, make_runner
 
 
 def request(

@@ -9,8 +9,8 @@ from rocmforge.engine.ipc.params import SamplingParams, Share
 from rocmforge.engine.schedule.batch import build_step
 from rocmforge.engine.schedule.step_builder import StepBuilder
 from rocmforge.engine.sequence.block_keys import root_key
-from tests.support.fake_backend import FakeConfig
-from tests.support.fake_model import continuation
+from tests.support.fakes.fake_backend import FakeConfig
+from tests.support.fakes.fake_model import continuation
 from tests.unit.engine.helpers import Bench, limits, request
 from tests.unit.engine.schedule.test_batch import sequence
 

@@ -15,10 +15,10 @@ from rocmforge.engine.context import STEP, most_sequences, settle_context
 from rocmforge.engine.ipc.messages import Ready
 from rocmforge.engine.loading import load
 from rocmforge.models.checkpoint import Checkpoint
-from tests.support.any_model import any_model
-from tests.support.engine_client import config
-from tests.support.fake_backend import FakeBackend, FakeConfig, make_runner
-from tests.support.start import start_message
+from tests.support.engine.engine_client import config
+from tests.support.engine.start import start_message
+from tests.support.fakes.fake_backend import FakeBackend, FakeConfig, make_runner
+from tests.support.models.any_model import any_model
 from tests.unit.engine.helpers import options
 
 TRAINED, LEAST = 262_144, 4096

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from rocmforge.engine.ipc.messages import Cancel
 from rocmforge.engine.ipc.params import FinishReason, GenerateRequest, SamplingParams
 from rocmforge.engine.schedule.limits import SchedulerLimits
-from tests.support.fake_backend import FakeConfig
-from tests.support.fake_model import continuation, prompt_logprobs
+from tests.support.fakes.fake_backend import FakeConfig
+from tests.support.fakes.fake_model import continuation, prompt_logprobs
 from tests.unit.engine.helpers import Bench, limits, request
 
 DEPTHS = pytest.mark.parametrize("depth", [1, 2])

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocmforge.engine.ipc.params import FinishReason, Pooling, SamplingParams
-from tests.support.fake_backend import FakeConfig
-from tests.support.fake_model import hidden_states
+from tests.support.fakes.fake_backend import FakeConfig
+from tests.support.fakes.fake_model import hidden_states
 from tests.unit.engine.helpers import Bench, limits, request
 
 KINDS = st.sampled_from(list(Pooling))

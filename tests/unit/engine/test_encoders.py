@@ -16,7 +16,7 @@ from rocmforge.engine.ipc.params import (
     SamplingParams,
     TokenEvent,
 )
-from tests.support.fake_encoder import FakeEncoder, encoder_states
+from tests.support.fakes.fake_encoder import FakeEncoder, encoder_states
 from tests.unit.engine.helpers import limits, request
 
 PROMPTS = st.lists(st.integers(0, 20), min_size=1, max_size=24)

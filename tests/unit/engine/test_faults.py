@@ -6,8 +6,8 @@ import pytest
 
 from rocmforge.engine.ipc.params import FinishReason, GenerateRequest, SamplingParams
 from rocmforge.errors import BackendError
-from tests.support.fake_backend import FakeConfig
-from tests.support.fake_model import continuation
+from tests.support.fakes.fake_backend import FakeConfig
+from tests.support.fakes.fake_model import continuation
 from tests.unit.engine.helpers import Bench, limits, request
 
 PROMPTS = [[1, 2, 3], [4] * 30, [5, 6]]

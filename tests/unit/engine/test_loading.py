@@ -16,8 +16,8 @@ from rocmforge.models.checkpoint import Checkpoint
 from rocmforge_reference.backend import ReferenceBackend
 from tests.data.models.tiny_towers import SMOLVLM
 from tests.data.models.tower_files import write_tower_files
-from tests.support.options import SMALL
-from tests.support.start import start_message
+from tests.support.engine.start import start_message
+from tests.support.models.options import SMALL
 
 OPTIONS = replace(SMALL, kv_blocks=8)
 

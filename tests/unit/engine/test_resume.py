@@ -25,9 +25,9 @@ from rocmforge.engine.ipc.status import EngineState
 from rocmforge.errors import EngineDied
 from tests.data.models.model_files import write_model
 from tests.data.models.tiny_models import by_name
-from tests.support import engine_client as live
-from tests.support.fake_backend import FakeConfig
-from tests.support.fake_model import continuation
+from tests.support.engine import engine_client as live
+from tests.support.fakes.fake_backend import FakeConfig
+from tests.support.fakes.fake_model import continuation
 from tests.unit.engine.constraint.test_grammar import LETTERS, bench
 from tests.unit.engine.constraint.test_thinking import BEGIN, END
 from tests.unit.engine.helpers import Bench, request

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from rocmforge.engine.ipc.params import SamplingParams
-from tests.support.fake_backend import FakeConfig
-from tests.support.fake_model import continuation
+from tests.support.fakes.fake_backend import FakeConfig
+from tests.support.fakes.fake_model import continuation
 from tests.unit.engine.helpers import Bench, limits, request
 
 BLOCK = 16

@@ -22,8 +22,8 @@ from rocmforge.engine.cache.state_slots import StateSlots
 from rocmforge.engine.ipc.messages import Cancel
 from rocmforge.engine.ipc.params import FinishReason, GenerateRequest, SamplingParams
 from rocmforge.engine.sequence.sequence import Sequence
-from tests.support.fake_backend import FakeConfig, FakeMistake
-from tests.support.fake_model import continuation
+from tests.support.fakes.fake_backend import FakeConfig, FakeMistake
+from tests.support.fakes.fake_model import continuation
 from tests.unit.engine.helpers import Bench, limits, options, request
 
 BLOCK = 4

@@ -24,9 +24,9 @@ from rocmforge.engine.sequence.block_keys import BlockKey, chain_key
 from rocmforge.engine.sequence.drafting import DraftMethod
 from rocmforge.engine.sequence.embeddings import Embeddings
 from rocmforge.engine.sequence.sequence import Sequence as EngineSequence
-from tests.support.fake_backend import FakeConfig
-from tests.support.fake_model import contents, continuation, prompt_logprobs
-from tests.support.spans import PLACEHOLDER, image, prompt_of
+from tests.support.engine.spans import PLACEHOLDER, image, prompt_of
+from tests.support.fakes.fake_backend import FakeConfig
+from tests.support.fakes.fake_model import contents, continuation, prompt_logprobs
 from tests.unit.engine.helpers import Bench, limits, request
 
 BLOCK = 4

@@ -18,8 +18,8 @@ from rocmforge.engine.cache.state_slots import StateSlots
 from rocmforge.engine.ipc.messages import Cancel
 from rocmforge.engine.ipc.params import FinishReason, SamplingParams
 from tests.backend.driving import Chunk, make_step
-from tests.support.fake_backend import FakeConfig, FakeMistake
-from tests.support.fake_model import continuation
+from tests.support.fakes.fake_backend import FakeConfig, FakeMistake
+from tests.support.fakes.fake_model import continuation
 from tests.unit.engine.helpers import Bench, limits, request
 
 STATES = FakeConfig(block_size=4, num_blocks=64, max_context=256, num_slots=4)

@@ -18,8 +18,8 @@ from rocmforge.engine.ipc.messages import Cancel
 from rocmforge.engine.ipc.params import FinishReason, GenerateRequest, SamplingParams
 from rocmforge.engine.sequence.sequence import Sequence
 from rocmforge.engine.sequence.windows import SequenceWindows
-from tests.support.fake_backend import FakeConfig, FakeMistake, make_runner
-from tests.support.fake_model import continuation
+from tests.support.fakes.fake_backend import FakeConfig, FakeMistake, make_runner
+from tests.support.fakes.fake_model import continuation
 from tests.unit.engine.helpers import Bench, limits, request
 
 BLOCK, WINDOW, GROUPS, STEP = 4, 10, 2, 24

@@ -15,7 +15,7 @@ from rocmforge.errors import BadGguf, ModelFileNotFound, UnsupportedTensor
 from rocmforge.gguf.cursor import MAX_HEADER_BYTES
 from rocmforge.gguf.header import parse_header
 from rocmforge.gguf.reader import open_gguf
-from tests.support.gguf_writer import RawGguf, array, key_value, string, tensor_info
+from tests.support.files.gguf_writer import RawGguf, array, key_value, string, tensor_info
 
 HEADER_BYTES = 24  # magic, version, two counts
 U64_MAX = 2**64 - 1

@@ -14,7 +14,7 @@ from tests.data.models.model_files import gguf_metadata, gguf_tensors, write_mod
 from tests.data.models.tiny_encoders import by_name as encoder_by_name
 from tests.data.models.tiny_encoders import write_encoder
 from tests.data.models.tiny_models import by_name
-from tests.support.gguf_writer import write_gguf
+from tests.support.files.gguf_writer import write_gguf
 
 
 def test_fused_tensors_are_weights_that_share_their_memory(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from rocmforge.errors import ModelFileNotFound, ModelLoadError
 from rocmforge.models.checkpoint import Identity
 from rocmforge.opening import check_unchanged, identify
-from tests.support.gguf_writer import write_gguf
+from tests.support.files.gguf_writer import write_gguf
 
 METADATA: dict[str, Any] = {
     "general.architecture": "llama",

@@ -29,7 +29,7 @@ from tests.data.models.tiny_towers import GEMMA3, QWEN3_VL, SMOLVLM
 from tests.data.models.tiny_windows import QWEN2_VL, QWEN25_VL
 from tests.data.models.tower_files import write_tower_files, write_tower_folder
 from tests.data.models.towers import IN_FILES
-from tests.support.gguf_writer import write_gguf
+from tests.support.files.gguf_writer import write_gguf
 
 
 def change_tensors(path: Path, change: Callable[[Tensors], Tensors]) -> None:

@@ -13,7 +13,7 @@ from gguf.constants import GGUFValueType
 
 from rocmforge.errors import BadGguf, ModelFileNotFound
 from rocmforge.gguf.reader import GgufFile, open_gguf
-from tests.support.gguf_writer import (
+from tests.support.files.gguf_writer import (
     RawGguf,
     Value,
     array,

@@ -15,7 +15,7 @@ from gguf.quants import dequantize
 from rocmforge.checkpoint.tensor import Tensor
 from rocmforge.errors import UnsupportedTensor
 from rocmforge.gguf.reader import open_gguf
-from tests.support.gguf_writer import Stored, write_gguf
+from tests.support.files.gguf_writer import Stored, write_gguf
 
 T = GGMLQuantizationType
 NUMPY_TYPES = {

@@ -24,7 +24,7 @@ from rocmforge_hip.device.arguments import (
     pointers,
     records_of,
 )
-from tests.support.declarations import swapped
+from tests.support.launches.declarations import swapped
 
 ARGUMENTS = [
     {"name": "x", "type": "pointer", "offset": 0},

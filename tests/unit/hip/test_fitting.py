@@ -21,7 +21,7 @@ from tests.data.models.tiny_gemma4_unified import GEMMA4_UNIFIED
 from tests.data.models.tiny_internvl import INTERNVL_6B
 from tests.data.models.tiny_towers import GEMMA3
 from tests.data.models.tower_files import write_tower_folder
-from tests.support.weights import ggml_type
+from tests.support.operands.weights import ggml_type
 
 
 def test_a_tower_gets_the_sizes_that_there_are_kernels_for(tmp_path: Path) -> None:

@@ -39,8 +39,8 @@ from tests.data.models.model_files import write_model
 from tests.data.models.tiny_encoders import write_encoder
 from tests.data.models.tiny_model import TinyModel
 from tests.data.models.tiny_models import by_name
-from tests.support.hip import fitting
-from tests.support.options import SMALL
+from tests.support.models.hip import fitting
+from tests.support.models.options import SMALL
 
 OPTIONS = replace(SMALL, max_batched_tokens=64, kv_blocks=None, memory_utilization=0.5)
 MIB = 1 << 20

@@ -23,8 +23,8 @@ from rocmforge_hip.ops.sharded import gather_orders
 from rocmforge_hip.weights.shard import Shard
 from tests.data.models.model_files import write_model
 from tests.data.models.tiny_models import by_name
-from tests.support.hip import fitting, quantized, splittable, write_quantized
-from tests.support.uneven import random_weights, uneven
+from tests.support.models.hip import fitting, quantized, splittable, write_quantized
+from tests.support.models.uneven import random_weights, uneven
 
 ADDED_UP = ("attention.output", "feed_forward.down")
 WHOLE = (

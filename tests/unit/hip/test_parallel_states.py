@@ -22,7 +22,7 @@ from tests.data.models.tiny_mamba import larger_mamba
 from tests.data.models.tiny_model import TinyModel
 from tests.data.models.tiny_models import by_name
 from tests.data.models.tiny_recurrent import larger_delta, larger_liquid
-from tests.support.state_models import CUT, divisible
+from tests.support.models.state_models import CUT, divisible
 
 Floats = npt.NDArray[np.float32]
 

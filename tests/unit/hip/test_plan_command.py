@@ -23,9 +23,9 @@ from tests.data.models.tiny_models import by_name
 from tests.data.models.tiny_recurrent import larger_liquid
 from tests.data.models.tiny_towers import SMOLVLM
 from tests.data.models.tower_files import write_tower_folder
-from tests.support.hip import fitting
-from tests.support.predicting import write_predicting
-from tests.support.speaking import write_speaking
+from tests.support.models.hip import fitting
+from tests.support.models.predicting import write_predicting
+from tests.support.models.speaking import write_speaking
 
 MIB, GIB = 1 << 20, 1 << 30
 SEQUENCE_BYTES = 512 * 2 * 2 * 2 * 64 * 2  # tokens, layers, keys and values, heads, elements, bytes

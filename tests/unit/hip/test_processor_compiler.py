@@ -18,7 +18,7 @@ from rocmforge.logits.registry import load_processors
 from rocmforge_hip.jit import compiler
 from rocmforge_hip.jit.compiler import CannotCompile, compile_processors, prepare_processors
 from rocmforge_hip.jit.source import ARGUMENTS
-from tests.support.distribution import WALK, install
+from tests.support.files.distribution import WALK, install
 
 pytestmark = pytest.mark.slow
 

@@ -21,7 +21,7 @@ UNCHANGED = {"dry, 0 tokens", "dry, 1 tokens", "typical 1.0", "xtc, never"}
 
 def test_kernels_compute_what_numpy_does() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "tests.support.simulated_processors"],
+        [sys.executable, "-m", "tests.support.launches.simulated_processors"],
         cwd=Path(__file__).parents[3],
         env=os.environ | {"NUMBA_ENABLE_CUDASIM": "1"},
         capture_output=True,

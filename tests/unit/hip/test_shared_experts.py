@@ -21,7 +21,7 @@ from rocmforge_hip.weights.shared import join_shared, num_shared
 from tests.data.models.model_files import write_model
 from tests.data.models.tiny_models import by_name
 from tests.data.models.tiny_recurrent import larger_delta
-from tests.support.hip import fitting
+from tests.support.models.hip import fitting
 
 
 @pytest.mark.parametrize("name", ["qwen35moe", "qwen3next"])

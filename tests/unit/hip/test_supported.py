@@ -29,8 +29,8 @@ from rocmforge_hip.load.supported import (
 from tests.data.models.model_files import write_model
 from tests.data.models.tiny_mamba import larger_mamba
 from tests.data.models.tiny_models import by_name
-from tests.support.hip import fitting, splittable
-from tests.support.options import SMALL
+from tests.support.models.hip import fitting, splittable
+from tests.support.models.options import SMALL
 
 HEADS = (HeadSize(8, 8), HeadSize(16, 8), HeadSize(12, 8, values_in_keys=True))
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from rocmforge.gguf.reader import open_gguf
-from tests.support.gguf_writer import write_gguf
+from tests.support.files.gguf_writer import write_gguf
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import pytest
 
 from rocmforge_hip.parallel.messages import Order
 from rocmforge_hip.parallel.processes import RankFailed, Workers
-from tests.support.children import RANK, children
+from tests.support.processes.children import RANK, children
 
 LONG_S = 60.0
 

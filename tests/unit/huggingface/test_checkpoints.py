@@ -30,8 +30,8 @@ from tests.data.models.tiny_encoders import TinyEncoder
 from tests.data.models.tiny_folders import write_adapter_folder, write_folder
 from tests.data.models.tiny_model import TinyModel
 from tests.data.models.tiny_models import by_name
-from tests.support.safetensors_writer import write_safetensors
-from tests.support.tokenizer_files import byte_level, write_tokenizer
+from tests.support.files.safetensors_writer import write_safetensors
+from tests.support.files.tokenizer_files import byte_level, write_tokenizer
 
 
 def opened(folder: Path) -> Checkpoint:

@@ -14,7 +14,7 @@ from rocmforge.errors import BadFolder, ModelFileNotFound
 from rocmforge.huggingface.files.folder import MAX_CONFIG_BYTES, Folder
 from rocmforge.huggingface.files.json_object import JsonObject
 from rocmforge.huggingface.files.shards import map_shards
-from tests.support.safetensors_writer import write_index, write_safetensors
+from tests.support.files.safetensors_writer import write_index, write_safetensors
 
 ONE = np.ones(4, np.float32)
 

@@ -18,7 +18,7 @@ from rocmforge.opening import open_checkpoint
 from tests.data.models.model_files import hf_weights
 from tests.data.models.tiny_folders import write_folder
 from tests.data.models.tiny_models import by_name
-from tests.support.safetensors_writer import write_safetensors
+from tests.support.files.safetensors_writer import write_safetensors
 
 PREFIX = "model.layers.1.mlp.experts."
 NUMBERS = (0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from rocmforge.errors import BadFolder
 from rocmforge.huggingface.files.safetensors import MAX_HEADER_BYTES, header_bytes, parse_header
-from tests.support.safetensors_writer import raw_file, write_safetensors
+from tests.support.files.safetensors_writer import raw_file, write_safetensors
 
 NAME = Path("bad.safetensors")
 A = {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}

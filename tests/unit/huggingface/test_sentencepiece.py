@@ -17,8 +17,8 @@ from rocmforge.huggingface.files.sentencepiece import read_model
 from rocmforge.huggingface.tokenizer import describe_tokenizer, read_tokenizer
 from rocmforge.text.tokenizer.tokenizer import Tokenizer
 from tests.data.text import make_goldens
-from tests.support.sentencepiece_writer import model_bytes, pieces_of
-from tests.support.tokenizer_files import llama_2
+from tests.support.files.sentencepiece_writer import model_bytes, pieces_of
+from tests.support.files.tokenizer_files import llama_2
 
 GOLDENS: dict[str, Any] = json.loads(
     Path(make_goldens.__file__).with_name("sentencepiece.json").read_text(encoding="utf-8")

@@ -19,7 +19,7 @@ from rocmforge.huggingface.files.folder import MAX_FILES, Folder
 from rocmforge.huggingface.tokenizer import read_templates, read_tokenizer
 from rocmforge.text.tokenizer.tokenizer import Tokenizer
 from tests.data.models.tiny_encoders import VOCABULARY
-from tests.support.tokenizer_files import KINDS, TEXT, pieces, write_tokenizer
+from tests.support.files.tokenizer_files import KINDS, TEXT, pieces, write_tokenizer
 from tests.unit.text.vocabularies import byte_level
 
 SPECIAL = {

@@ -21,7 +21,7 @@ from tests.data.models.tiny_tower import PLACEHOLDER, TinyTower
 from tests.data.models.tiny_towers import GEMMA3, QWEN3_VL, SMOLVLM
 from tests.data.models.tiny_windows import QWEN2_VL, QWEN25_VL
 from tests.data.models.tower_files import hf_weights, write_tower_folder
-from tests.support.safetensors_writer import write_safetensors
+from tests.support.files.safetensors_writer import write_safetensors
 
 
 def write(folder: Path, vision: dict[str, Any] | None = None, **processor: Any) -> Path:

@@ -18,7 +18,7 @@ from rocmforge.opening import open_checkpoint
 from tests.data.models.tiny_picture_experts import QWEN3_VL_MOE
 from tests.data.models.tiny_tower import Tensors
 from tests.data.models.tower_files import hf_weights, write_tower_folder
-from tests.support.safetensors_writer import write_safetensors
+from tests.support.files.safetensors_writer import write_safetensors
 
 LAYERS = "model.language_model.layers."
 TEXT = QWEN3_VL_MOE.config["text_config"]

@@ -16,7 +16,7 @@ from rocmforge.opening import describe, open_checkpoint
 from tests.data.models.tiny_gemma4_unified import GEMMA4_UNIFIED as MODEL
 from tests.data.models.tiny_tower import PLACEHOLDER, published
 from tests.data.models.tower_files import hf_weights, write_tower_files, write_tower_folder
-from tests.support.safetensors_writer import write_safetensors
+from tests.support.files.safetensors_writer import write_safetensors
 
 EMBEDDER = "model.embed_vision."
 

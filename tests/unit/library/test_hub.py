@@ -16,7 +16,7 @@ from huggingface_hub import constants, scan_cache_dir
 from rocmforge.errors import DownloadFailed
 from rocmforge.library.hub import Hub, HubFile, fetch, find_in_hub
 from rocmforge.library.hub_names import HubName
-from tests.support.hub import COMMIT, FakeHub
+from tests.support.processes.hub import COMMIT, FakeHub
 
 WEIGHTS = bytes(range(256)) * 4000
 MODEL = HubName("org/model-GGUF", "Q4_K_M")

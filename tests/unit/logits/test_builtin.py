@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from rocmforge.backend.arrays import Float32Array
 from rocmforge.logits.builtin import dry, typical_p, xtc
-from tests.support.processors import process
+from tests.support.launches.processors import process
 
 GOLDEN = json.loads((Path(__file__).parents[2] / "data/logits/llama_cpp_samplers.json").read_text())
 ROWS = {name: np.array(row, np.float32) for name, row in GOLDEN["rows"].items()}

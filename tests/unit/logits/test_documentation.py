@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.support.processors import process
+from tests.support.launches.processors import process
 
 PAGE = Path(__file__).parents[3] / "docs/logits-processors.md"
 

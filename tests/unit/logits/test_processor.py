@@ -29,7 +29,7 @@ from rocmforge.logits.processor import uniform_number
 from rocmforge.logits.registry import load_processors
 from rocmforge_reference.sampling import NO_TOKEN, sample
 from tests.backend.driving import Want, make_sampling
-from tests.support.processors import process
+from tests.support.launches.processors import process
 
 VOCAB = 50
 

@@ -19,7 +19,7 @@ from rocmforge.models.rope_config import RopeScaling, RopeScalingKind, RopeStyle
 from tests.data.models.model_files import gguf_metadata, write_model
 from tests.data.models.tiny_model import TinyModel
 from tests.data.models.tiny_models import MODELS, by_name
-from tests.support.gguf_writer import Value, write_gguf
+from tests.support.files.gguf_writer import Value, write_gguf
 
 
 def config_of(

@@ -18,7 +18,7 @@ from rocmforge.models.pooling import PoolingType
 from rocmforge.models.weights import load_weights, present
 from tests.data.models import model_files, tiny_models
 from tests.data.models.tiny_encoders import by_name, gguf_metadata, gguf_tensors
-from tests.support.gguf_writer import write_gguf
+from tests.support.files.gguf_writer import write_gguf
 
 PATTERN = (9, 9, None, None, 9)
 

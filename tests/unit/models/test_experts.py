@@ -21,8 +21,8 @@ from tests.data.models.expert_weights import fuse_experts
 from tests.data.models.model_files import gguf_metadata, gguf_tensors, hf_weights
 from tests.data.models.tiny_folders import folder_config, write_folder
 from tests.data.models.tiny_models import by_name
-from tests.support.gguf_writer import Value, write_gguf
-from tests.support.safetensors_writer import write_safetensors
+from tests.support.files.gguf_writer import Value, write_gguf
+from tests.support.files.safetensors_writer import write_safetensors
 
 Tensors = dict[str, Any]
 EXPERTS = ExpertsConfig(

@@ -21,7 +21,7 @@ from tests.data.models.expert_weights import fuse_latent
 from tests.data.models.model_files import gguf_tensors
 from tests.data.models.tiny_folders import write_folder
 from tests.data.models.tiny_models import by_name
-from tests.support.gguf_writer import Stored, Value
+from tests.support.files.gguf_writer import Stored, Value
 from tests.unit.models.test_experts import change, loaded, without, write, zeros
 
 Tensors = dict[str, Any]

@@ -26,7 +26,7 @@ from tests.data.models.tiny_adapters import (
 )
 from tests.data.models.tiny_model import TinyModel
 from tests.data.models.tiny_models import DENSE_MODELS, by_name
-from tests.support.gguf_writer import write_gguf
+from tests.support.files.gguf_writer import write_gguf
 
 Change = Callable[[dict[str, Any], dict[str, Any]], object]
 

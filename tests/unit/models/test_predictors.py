@@ -16,9 +16,9 @@ from tests.data.models.model_files import gguf_metadata, gguf_tensors, hf_weight
 from tests.data.models.tiny_folders import write_folder
 from tests.data.models.tiny_model import Tensors
 from tests.data.models.tiny_models import by_name
-from tests.support.gguf_writer import write_gguf
-from tests.support.predicting import predicting_tensors, write_predicting
-from tests.support.safetensors_writer import write_safetensors
+from tests.support.files.gguf_writer import write_gguf
+from tests.support.files.safetensors_writer import write_safetensors
+from tests.support.models.predicting import predicting_tensors, write_predicting
 
 
 def write(folder: Path, tensors: Tensors) -> Path:

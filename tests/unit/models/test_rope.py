@@ -15,7 +15,7 @@ from rocmforge.models.rope import RopeTables, load_rope_tables, scaled_frequenci
 from rocmforge.models.rope_config import PositionAxes, RopeConfig, RopeStyle, axes_of_pairs
 from tests.data.models.model_files import gguf_metadata, gguf_tensors, write_model
 from tests.data.models.tiny_models import MODELS, by_name, goldens
-from tests.support.gguf_writer import write_gguf
+from tests.support.files.gguf_writer import write_gguf
 
 
 def tables_of(name: str, folder: Path, max_context: int = 128) -> RopeTables:

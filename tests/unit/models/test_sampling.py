@@ -12,7 +12,7 @@ from rocmforge.gguf.checkpoint import open_gguf_checkpoint
 from rocmforge.model_front import read_front
 from rocmforge.models.sampling import UNRECOMMENDED, SamplingDefaults
 from rocmforge.settings import Settings
-from tests.support.speaking import write_speaking
+from tests.support.models.speaking import write_speaking
 
 
 def speaking(folder: Path, **keys: Any) -> Path:

@@ -25,7 +25,7 @@ from rocmforge.models.memory import (
 from rocmforge.models.weights import load_weights, present
 from tests.data.models.model_files import gguf_metadata, gguf_tensors, write_model
 from tests.data.models.tiny_models import by_name
-from tests.support.gguf_writer import write_gguf
+from tests.support.files.gguf_writer import write_gguf
 
 Loaded = ModelWeights[npt.NDArray[np.float32]]
 

@@ -18,7 +18,7 @@ from PIL import Image
 from rocmforge.errors import InvalidParameter
 from rocmforge.pixels.jobs import WorkerLimits
 from rocmforge.pixels.readers import ImageReaders
-from tests.support.pictures import ONE_TILE, encoded, picture, png_of_size
+from tests.support.files.pictures import ONE_TILE, encoded, picture, png_of_size
 
 pytestmark = pytest.mark.slow
 

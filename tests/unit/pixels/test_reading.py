@@ -13,7 +13,7 @@ from PIL import Image
 from rocmforge.errors import InvalidParameter
 from rocmforge.pixels.jobs import WorkerLimits
 from rocmforge.pixels.reading import read_image
-from tests.support.pictures import BLUE, GREEN, RED, encoded, picture, png_of_size
+from tests.support.files.pictures import BLUE, GREEN, RED, encoded, picture, png_of_size
 
 LIMITS = WorkerLimits(pixels=1_000_000, side=2_000)
 

@@ -13,7 +13,7 @@ from rocmforge.sensors.memory import (
     others_bytes,
     pci_address,
 )
-from tests.support.device_tree import GIB, DeviceTree
+from tests.support.files.device_tree import GIB, DeviceTree
 
 SERVER, ENGINE, RANK, LLAMA, XORG = 100, 110, 111, 4711, 900
 

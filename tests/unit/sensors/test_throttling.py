@@ -8,7 +8,7 @@ import struct
 import pytest
 
 from rocmforge.sensors.throttling import Throttle, decode
-from tests.support.device_tree import gpu_metrics
+from tests.support.files.device_tree import gpu_metrics
 
 VERSIONS = [(1, 3), (2, 2), (2, 3), (2, 4)]
 U16, U32, U64 = ctypes.c_uint16, ctypes.c_uint32, ctypes.c_uint64

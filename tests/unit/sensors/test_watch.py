@@ -16,7 +16,7 @@ from rocmforge.sensors.kernel_log import KernelEvent
 from rocmforge.sensors.reading import DeviceReading, ErrorCounts, read_device, remarks
 from rocmforge.sensors.throttling import Throttle
 from rocmforge.sensors.watch import DeviceWatch
-from tests.support.device_tree import GIB, DeviceTree
+from tests.support.files.device_tree import GIB, DeviceTree
 
 PATIENCE_S = 60.0
 

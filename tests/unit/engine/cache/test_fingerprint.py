@@ -19,8 +19,8 @@ from tests.data.models.tiny_folders import write_folder
 from tests.data.models.tiny_models import by_name
 from tests.data.models.tiny_towers import SMOLVLM
 from tests.data.models.tower_files import write_tower_files
-from tests.support.gguf_writer import write_gguf
-from tests.support.options import SMALL
+from tests.support.files.gguf_writer import write_gguf
+from tests.support.models.options import SMALL
 
 INFO = RunnerInfo(
     backend="hip",

@@ -8,8 +8,8 @@ import pytest
 from msgspec import structs
 
 from rocmforge.engine.ipc.params import NO_KEY, SamplingParams, Share
-from tests.support.fake_backend import FakeConfig
-from tests.support.fake_model import continuation
+from tests.support.fakes.fake_backend import FakeConfig
+from tests.support.fakes.fake_model import continuation
 from tests.unit.engine.helpers import Bench, request
 
 PROMPT = [*range(40)]

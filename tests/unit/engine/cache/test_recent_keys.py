@@ -10,7 +10,7 @@ from rocmforge.engine.cache import recent_keys
 from rocmforge.engine.cache.recent_keys import RecentKeys
 from rocmforge.engine.ipc.params import SamplingParams, Share
 from rocmforge.engine.sequence.sequence import Sequence
-from tests.support.spans import image, prompt_of
+from tests.support.engine.spans import image, prompt_of
 from tests.unit.engine.helpers import request
 
 BLOCK = 4

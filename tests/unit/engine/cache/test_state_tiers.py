@@ -26,8 +26,8 @@ from rocmforge.engine.ipc.params import NO_KEY, SamplingParams, Share
 from rocmforge.engine.ipc.totals import Totals
 from rocmforge.engine.schedule.limits import SchedulerLimits
 from rocmforge.engine.sequence.block_keys import BlockKey
-from tests.support.fake_backend import STATE_BYTES, FakeConfig, FakeMistake, FakeRunner
-from tests.support.fake_model import continuation
+from tests.support.fakes.fake_backend import STATE_BYTES, FakeConfig, FakeMistake, FakeRunner
+from tests.support.fakes.fake_model import continuation
 from tests.unit.engine.cache.test_tiers import MODEL, Numbered, TieredBench, prompt
 from tests.unit.engine.helpers import request
 

@@ -12,7 +12,7 @@ from rocmforge.engine.cache.tiers.opening import open_tiers
 from rocmforge.engine.ipc.tier_options import NO_TIERS, TierOptions
 from rocmforge.engine.ipc.totals import Totals
 from rocmforge.errors import ConfigurationError, OutOfMemory
-from tests.support.fake_backend import STATE_BYTES, FakeConfig, make_runner
+from tests.support.fakes.fake_backend import STATE_BYTES, FakeConfig, make_runner
 
 SIZES = (4096, 8, 64)
 BLOCK_BYTES = 4 * 16

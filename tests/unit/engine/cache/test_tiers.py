@@ -20,8 +20,8 @@ from rocmforge.engine.core import EngineCore
 from rocmforge.engine.ipc.params import NO_KEY, SamplingParams, Share
 from rocmforge.engine.ipc.totals import Totals
 from rocmforge.engine.schedule.limits import SchedulerLimits
-from tests.support.fake_backend import FakeConfig, FakeRunner, make_runner
-from tests.support.fake_model import continuation
+from tests.support.fakes.fake_backend import FakeConfig, FakeRunner, make_runner
+from tests.support.fakes.fake_model import continuation
 from tests.unit.engine.helpers import Bench, Clock, limits, request
 
 BLOCK = 4

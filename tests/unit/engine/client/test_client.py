@@ -20,7 +20,7 @@ from rocmforge.engine.client.handle import GenerationHandle
 from rocmforge.engine.ipc.params import FinishReason, SamplingParams, Share
 from rocmforge.engine.ipc.status import EngineState
 from rocmforge.errors import Draining, InvalidParameter, QueueFull
-from tests.support.engine_client import (
+from tests.support.engine.engine_client import (
     PROMPT,
     TIMEOUT_S,
     Engine,
@@ -31,8 +31,8 @@ from tests.support.engine_client import (
     submit,
     tokens,
 )
-from tests.support.fake_model import continuation
-from tests.support.requests import asked
+from tests.support.engine.requests import asked
+from tests.support.fakes.fake_model import continuation
 
 pytestmark = pytest.mark.slow
 LONG = SamplingParams(max_tokens=1000)

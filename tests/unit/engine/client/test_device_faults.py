@@ -25,10 +25,10 @@ from rocmforge.fleet.fleet import Fleet
 from rocmforge.sensors.kernel_log import KernelEvent
 from rocmforge.sensors.watch import DeviceWatch
 from tests.api.fake_engine import make_model
-from tests.support.device_tree import GIB, DeviceTree
-from tests.support.engine_client import PROMPT, config, read, run, submit, tokens
-from tests.support.fake_backend import BUS_ID
-from tests.support.fake_model import continuation
+from tests.support.engine.engine_client import PROMPT, config, read, run, submit, tokens
+from tests.support.fakes.fake_backend import BUS_ID
+from tests.support.fakes.fake_model import continuation
+from tests.support.files.device_tree import GIB, DeviceTree
 
 pytestmark = pytest.mark.slow
 

@@ -13,8 +13,8 @@ from rocmforge.engine.client.client import AsyncEngine
 from rocmforge.engine.ipc.params import FinishReason, SamplingParams
 from rocmforge.engine.ipc.status import EngineState
 from rocmforge.errors import EngineDied
-from tests.support.engine_client import PROMPT, Engine, config, read, run, submit
-from tests.support.requests import asked
+from tests.support.engine.engine_client import PROMPT, Engine, config, read, run, submit
+from tests.support.engine.requests import asked
 
 pytestmark = pytest.mark.slow
 

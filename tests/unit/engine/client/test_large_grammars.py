@@ -22,7 +22,7 @@ from rocmforge.engine.ipc.messages import Command, ForgetGrammar
 from rocmforge.engine.ipc.params import SamplingParams, TokenEvent, TokenPieces
 from rocmforge.engine.ipc.wire import encode
 from rocmforge.errors import EngineError
-from tests.support.engine_client import Engine, config, read, restarted, run, tokens
+from tests.support.engine.engine_client import Engine, config, read, restarted, run, tokens
 from tests.unit.engine.constraint.test_grammar import PIECES, VOCAB_SIZE, lark
 from tests.unit.engine.helpers import request
 

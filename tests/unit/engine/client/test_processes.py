@@ -30,7 +30,7 @@ from rocmforge.engine.ipc.params import FinishReason, SamplingParams
 from rocmforge.engine.ipc.status import EngineState
 from rocmforge.engine.ipc.wire import FrameReader, encode
 from rocmforge.errors import EngineDied, NotReady, OutOfMemory, UnsupportedArchitecture
-from tests.support.engine_client import (
+from tests.support.engine.engine_client import (
     PROMPT,
     TIMEOUT_S,
     Engine,
@@ -42,8 +42,8 @@ from tests.support.engine_client import (
     submit,
     tokens,
 )
-from tests.support.fake_model import continuation
-from tests.support.start import start_message
+from tests.support.engine.start import start_message
+from tests.support.fakes.fake_model import continuation
 from tests.unit.engine.helpers import request
 
 pytestmark = pytest.mark.slow
@@ -335,7 +335,7 @@ def test_why_it_ends_is_not_lost_on_a_server_that_sends_something_before_it_read
 SERVER = f"""
 import asyncio, pathlib
 from rocmforge.engine.client.client import AsyncEngine
-from tests.support.engine_client import config
+from tests.support.engine.engine_client import config
 
 async def main():
     engine = AsyncEngine(config("create"))

@@ -22,11 +22,11 @@ from rocmforge.errors import (
 )
 from rocmforge.models.vision.config import ProcessorKind
 from rocmforge.models.vision.image import ImageTile
-from tests.support.fake_backend import FakeConfig, make_runner
-from tests.support.fake_model import HIDDEN_SIZE
-from tests.support.pictures import ONE_TILE
-from tests.support.requests import asked
-from tests.support.spans import image, prompt_of
+from tests.support.engine.requests import asked
+from tests.support.engine.spans import image, prompt_of
+from tests.support.fakes.fake_backend import FakeConfig, make_runner
+from tests.support.fakes.fake_model import HIDDEN_SIZE
+from tests.support.files.pictures import ONE_TILE
 
 RUNNER = make_runner(FakeConfig(vocab_size=10), 32, 4, 64).info
 ROWS = image(1, 5)

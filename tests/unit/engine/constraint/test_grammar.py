@@ -18,7 +18,7 @@ from rocmforge.engine.constraint.grammar import Compiled, Grammars, Matcher
 from rocmforge.engine.core import EngineCore
 from rocmforge.engine.ipc.params import FinishReason, SamplingParams, TokenPieces
 from rocmforge.errors import EngineError
-from tests.support.fake_backend import FakeConfig, FakeRunner, make_runner
+from tests.support.fakes.fake_backend import FakeConfig, FakeRunner, make_runner
 from tests.unit.engine.helpers import Bench, Clock, Result, limits, request
 
 WORDS = ("alpha", "beta", '{"', '":', '"}', "12")

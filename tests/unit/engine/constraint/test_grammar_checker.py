@@ -10,7 +10,7 @@ import pytest
 
 from rocmforge.engine.constraint.grammar_checker import GrammarChecker
 from rocmforge.text.output.grammar import json_schema_grammar, lark_grammar, regex_grammar
-from tests.support.children import children
+from tests.support.processes.children import children
 
 FINE = regex_grammar("[a-z]+")
 

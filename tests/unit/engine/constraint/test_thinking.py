@@ -11,7 +11,7 @@ from rocmforge.engine.constraint.grammar import Grammars
 from rocmforge.engine.constraint.thinking import ThinkingConstraint
 from rocmforge.engine.core import EngineCore
 from rocmforge.engine.ipc.params import FinishReason, SamplingParams, Thinking
-from tests.support.fake_backend import FakeConfig, make_runner
+from tests.support.fakes.fake_backend import FakeConfig, make_runner
 from tests.unit.engine.constraint.test_grammar import PIECES, PIPELINES, VOCAB_SIZE, lark
 from tests.unit.engine.helpers import Bench, Clock, limits, request
 

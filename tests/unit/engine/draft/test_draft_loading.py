@@ -24,10 +24,10 @@ from rocmforge.errors import OutOfMemory
 from rocmforge.models.checkpoint import Checkpoint
 from rocmforge.opening import open_checkpoint
 from tests.data.models.tiny_models import by_name
-from tests.support.any_model import any_model
-from tests.support.fake_backend import FakeBackend, FakeConfig, FakeRunner
-from tests.support.predicting import write_predicting
-from tests.support.start import start_message
+from tests.support.engine.start import start_message
+from tests.support.fakes.fake_backend import FakeBackend, FakeConfig, FakeRunner
+from tests.support.models.any_model import any_model
+from tests.support.models.predicting import write_predicting
 from tests.unit.engine.helpers import options
 
 MODEL: Final = MemoryEstimate(

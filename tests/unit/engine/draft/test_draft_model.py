@@ -16,8 +16,8 @@ from rocmforge.engine.ipc.params import FinishReason, Pooling, ProcessorUse, Sam
 from rocmforge.engine.ipc.totals import Totals
 from rocmforge.engine.sequence.sequence import Sequence, Status
 from rocmforge.errors import BackendError
-from tests.support.fake_backend import FakeConfig, make_runner
-from tests.support.fake_model import continuation
+from tests.support.fakes.fake_backend import FakeConfig, make_runner
+from tests.support.fakes.fake_model import continuation
 from tests.unit.engine.constraint.test_grammar import PIECES, VOCAB_SIZE, lark
 from tests.unit.engine.helpers import Bench, Clock, limits, request
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from rocmforge.engine.constraint.grammar import Grammars
 from rocmforge.engine.draft.lookup import look_up
 from rocmforge.engine.ipc.params import FinishReason, SamplingParams
-from tests.support.fake_backend import FakeConfig
-from tests.support.fake_model import continuation
+from tests.support.fakes.fake_backend import FakeConfig
+from tests.support.fakes.fake_model import continuation
 from tests.unit.engine.constraint.test_grammar import PIECES, VOCAB_SIZE, lark
 from tests.unit.engine.helpers import Bench, Result, limits, request
 

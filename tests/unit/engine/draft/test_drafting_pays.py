@@ -15,7 +15,7 @@ import pytest
 from rocmforge.backend.step import StepInput, StepOutput
 from rocmforge.engine.core import EngineCore
 from rocmforge.engine.ipc.params import GenerateRequest, SamplingParams
-from tests.support.virtual_device import VirtualClock, VirtualDevice
+from tests.support.fakes.virtual_device import VirtualClock, VirtualDevice
 from tests.unit.engine.helpers import limits, request
 
 DRAFTS = 5

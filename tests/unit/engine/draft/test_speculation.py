@@ -8,7 +8,7 @@ import pytest
 from rocmforge.engine.draft.step_times import StepTimes
 from rocmforge.engine.ipc.params import SamplingParams
 from rocmforge.engine.sequence.drafting import Acceptance
-from tests.support.fake_backend import FakeConfig
+from tests.support.fakes.fake_backend import FakeConfig
 from tests.unit.engine.helpers import Bench, request
 
 

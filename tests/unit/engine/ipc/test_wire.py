@@ -38,7 +38,7 @@ from rocmforge.engine.ipc.status import EngineStats
 from rocmforge.engine.ipc.totals import Totals
 from rocmforge.engine.ipc.wire import FrameReader, encode
 from rocmforge.errors import BadGguf, EngineError, ModelNotFound, RocmForgeError
-from tests.support.spans import image, prompt_of
+from tests.support.engine.spans import image, prompt_of
 from tests.unit.engine.helpers import options, request
 
 COMMANDS: list[Command] = [

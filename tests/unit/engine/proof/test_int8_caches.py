@@ -15,11 +15,11 @@ from rocmforge.engine.proof.messages import Begin, Checked, Sample
 from rocmforge.engine.proof.process import Checker, load_reference
 from rocmforge.engine.proof.scoring import Scorer
 from tests.data.models.tiny_models import PROMPT, by_name
-from tests.support.erring_backend import spoil_layer, weights_of
-from tests.support.hip import quantized, write_quantized
-from tests.support.options import SMALL
-from tests.support.recording import rows_of
-from tests.support.runners import load_reference as load_runner
+from tests.support.engine.recording import rows_of
+from tests.support.fakes.erring_backend import spoil_layer, weights_of
+from tests.support.models.hip import quantized, write_quantized
+from tests.support.models.options import SMALL
+from tests.support.models.runners import load_reference as load_runner
 
 ONE = replace(SMALL, max_sequences=1)
 TEXTS = (PROMPT[:40], PROMPT[3:40], PROMPT[::-1][:40], PROMPT[5:35])

@@ -13,9 +13,9 @@ from rocmforge.engine.ipc.messages import Command, RecordSteps
 from rocmforge.engine.ipc.params import SamplingParams, TokenEvent, TokenLogprob
 from rocmforge.engine.proof.messages import Sample
 from rocmforge.engine.proof.recorder import STRETCH, Recorder
-from tests.support.core import make_core, submits
-from tests.support.fake_backend import FakeConfig, FakeRunner
-from tests.support.fake_model import continuation
+from tests.support.engine.core import make_core, submits
+from tests.support.fakes.fake_backend import FakeConfig, FakeRunner
+from tests.support.fakes.fake_model import continuation
 from tests.unit.engine.helpers import options
 
 KEY = b"k" * 16

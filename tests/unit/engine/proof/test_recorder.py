@@ -21,8 +21,8 @@ from rocmforge.engine.ipc.prompt import Prompt, embedding_span
 from rocmforge.engine.ipc.recorded import TOP
 from rocmforge.engine.proof.messages import Sample
 from rocmforge.engine.proof.recorder import LONGEST, STRETCH, Recorder
-from tests.support.recording import rows_of
-from tests.support.requests import asked
+from tests.support.engine.recording import rows_of
+from tests.support.engine.requests import asked
 
 KEY = b"k" * 16
 FOUND = TokenLogprob(token_id=7, logprob=-1.0, top=tuple((i, -float(i)) for i in range(TOP)))

@@ -22,11 +22,11 @@ from rocmforge.engine.proof.replay import device_options
 from rocmforge.opening import open_checkpoint
 from tests.data.models.model_files import write_model
 from tests.data.models.tiny_models import PROMPT, by_name
-from tests.support.core import make_core, reports
-from tests.support.options import SMALL
-from tests.support.recording import rows_of
+from tests.support.engine.core import make_core, reports
+from tests.support.engine.recording import rows_of
+from tests.support.models.options import SMALL
 
-ERRING = "tests.support.erring_backend"
+ERRING = "tests.support.fakes.erring_backend"
 TOKENS = 110
 
 

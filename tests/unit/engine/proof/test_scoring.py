@@ -18,10 +18,10 @@ from rocmforge_reference.rounding import to_half, to_int8
 from tests.data.models.model_files import write_model
 from tests.data.models.tiny_adapters import TinyAdapter, write_adapter
 from tests.data.models.tiny_models import PROMPT, by_name
-from tests.support.core import make_core, reports
-from tests.support.erring_backend import weights_of
-from tests.support.options import SMALL
-from tests.support.runners import load_reference
+from tests.support.engine.core import make_core, reports
+from tests.support.fakes.erring_backend import weights_of
+from tests.support.models.options import SMALL
+from tests.support.models.runners import load_reference
 
 MODELS = ("llama", "gemma3", "gpt-oss", "deepseek-v2", "lfm2", "qwen35")
 ONE = replace(SMALL, max_sequences=1, max_batched_tokens=24)

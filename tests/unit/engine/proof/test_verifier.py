@@ -22,13 +22,13 @@ from rocmforge.engine.proof.messages import BundlePolicy
 from rocmforge.errors import NotReady
 from tests.data.models.model_files import write_model
 from tests.data.models.tiny_models import PROMPT, by_name
-from tests.support.options import SMALL
-from tests.support.requests import asked
+from tests.support.engine.requests import asked
+from tests.support.models.options import SMALL
 
 pytestmark = pytest.mark.slow
 
 TIMEOUT_S = 60.0
-ERRING = "tests.support.erring_backend"
+ERRING = "tests.support.fakes.erring_backend"
 
 
 @pytest.fixture(scope="module")

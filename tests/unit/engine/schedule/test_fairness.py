@@ -15,7 +15,7 @@ from rocmforge.engine.ipc.totals import Totals
 from rocmforge.engine.schedule.chunks import Chunk
 from rocmforge.engine.schedule.fairness import OUTPUT_COST, PROMPT_COST
 from rocmforge.engine.schedule.scheduler import Scheduler
-from tests.support.fake_backend import FakeConfig, FakeRunner
+from tests.support.fakes.fake_backend import FakeConfig, FakeRunner
 from tests.unit.engine.helpers import limits, request
 from tests.unit.engine.schedule.test_scheduler import answer
 

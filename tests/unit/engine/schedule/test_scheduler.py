@@ -14,7 +14,7 @@ from rocmforge.engine.schedule.chunks import Chunk
 from rocmforge.engine.schedule.limits import SchedulerLimits
 from rocmforge.engine.schedule.scheduler import Scheduler
 from rocmforge.errors import ConfigurationError
-from tests.support.fake_backend import FakeConfig, FakeRunner
+from tests.support.fakes.fake_backend import FakeConfig, FakeRunner
 from tests.unit.engine.helpers import limits, request
 
 

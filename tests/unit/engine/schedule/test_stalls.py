@@ -24,7 +24,14 @@ from rocmforge.engine.schedule.step_builder import TILE_TOKENS, StepBuilder
 from rocmforge.engine.schedule.step_costs import TILES, StepWork, pairs_of
 from rocmforge.engine.schedule.time_budget import LEAST_TOKENS, TimeBudget
 from rocmforge.engine.sequence.sequence import Status
-from tests.support.virtual_device import Arrival, Law, Run, VirtualClock, VirtualDevice, simulate
+from tests.support.fakes.virtual_device import (
+    Arrival,
+    Law,
+    Run,
+    VirtualClock,
+    VirtualDevice,
+    simulate,
+)
 from tests.unit.engine.helpers import request
 
 STALL_MS = 30.0
@@ -107,7 +114,7 @@ def test_no_step_waits_for_a_module_to_be_imported() -> None:
     program = """
 import sys
 from rocmforge.engine.schedule.limits import SchedulerLimits
-from tests.support.virtual_device import Arrival, simulate
+from tests.support.fakes.virtual_device import Arrival, simulate
 limits = SchedulerLimits(
     max_sequences=4, max_batched_tokens=512, max_waiting=4, max_stall_ns=30_000_000
 )

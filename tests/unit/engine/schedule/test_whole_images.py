@@ -16,9 +16,9 @@ from rocmforge.engine.ipc.prompt import EmbeddingSpan, Prompt, TokenSpan, token_
 from rocmforge.engine.schedule.limits import SchedulerLimits
 from rocmforge.engine.sequence.embeddings import Embeddings
 from rocmforge.errors import ConfigurationError
-from tests.support.fake_backend import FakeConfig
-from tests.support.fake_model import contents, continuation
-from tests.support.spans import image, prompt_of
+from tests.support.engine.spans import image, prompt_of
+from tests.support.fakes.fake_backend import FakeConfig
+from tests.support.fakes.fake_model import contents, continuation
 from tests.unit.engine.helpers import Bench, request
 
 ROWS = 40

@@ -12,8 +12,8 @@ from rocmforge.engine.constraint.grammar import Grammars
 from rocmforge.engine.core import EngineCore
 from rocmforge.engine.ipc.messages import Cancel
 from rocmforge.engine.ipc.params import FinishReason, SamplingParams
-from tests.support.fake_backend import FakeConfig
-from tests.support.fake_model import continuation
+from tests.support.fakes.fake_backend import FakeConfig
+from tests.support.fakes.fake_model import continuation
 from tests.unit.engine.constraint.test_grammar import LETTERS, PIECES, VOCAB_SIZE, assert_letters
 from tests.unit.engine.helpers import Bench, limits, request
 

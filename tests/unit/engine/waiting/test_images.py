@@ -23,8 +23,8 @@ from rocmforge.engine.waiting import images
 from rocmforge.engine.waiting.images import WaitingImages
 from rocmforge.models.vision.config import ProcessorConfig, ProcessorKind, Resampling
 from rocmforge.models.vision.image import ImageTile
-from tests.support.fake_backend import FakeConfig
-from tests.support.fake_model import HIDDEN_SIZE, contents, continuation
+from tests.support.fakes.fake_backend import FakeConfig
+from tests.support.fakes.fake_model import HIDDEN_SIZE, contents, continuation
 from tests.unit.engine.helpers import Bench, limits, request
 
 PLACEHOLDER = 2

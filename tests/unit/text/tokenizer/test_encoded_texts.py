@@ -9,7 +9,7 @@ import pytest
 
 from rocmforge.text.tokenizer.encoded_texts import ENTRY, LEAST, EncodedTexts
 from rocmforge.text.tokenizer.tokenizer import Tokenizer
-from tests.support.vision import vision_text
+from tests.support.models.vision import vision_text
 
 LONG = "once upon a time " * (LEAST // 16)
 END = "<|im_end|>"

@@ -17,7 +17,7 @@ from rocmforge.text.output.grammar import Schema, json_schema_grammar
 from rocmforge.text.tokenizer.tokenizer import Tokenizer
 from rocmforge.text.tool_calls import FORMATS, CallArguments, CallBegin, CannotEnforce, tool_grammar
 from tests.api import tiny
-from tests.support.tool_calls import NO_ARGUMENTS, SCHEMAS, shown
+from tests.support.files.tool_calls import NO_ARGUMENTS, SCHEMAS, shown
 
 
 def grammars_of(tokenizer: Tokenizer) -> Grammars:

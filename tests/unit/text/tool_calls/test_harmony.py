@@ -24,7 +24,7 @@ from rocmforge.text.tool_calls import (
 )
 from rocmforge.text.tool_calls.harmony import MARKS
 from tests.api.harmony import harmony_text
-from tests.support.tool_calls import read_pieces
+from tests.support.files.tool_calls import read_pieces
 
 SCHEMAS: dict[str, Schema] = {"f": {"type": "object"}, "get_weather": {"type": "object"}}
 GOLDENS = json.loads((Path(__file__).parents[3] / "data/text/harmony.json").read_text())

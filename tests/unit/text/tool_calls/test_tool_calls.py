@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from rocmforge.settings import Settings
 from rocmforge.text.tool_calls import FORMATS, CallArguments, CallBegin, format_for
-from tests.support.tool_calls import SCHEMAS, read_pieces, shown
+from tests.support.files.tool_calls import SCHEMAS, read_pieces, shown
 
 Outcome = tuple[str, list[tuple[str, str]]]
 

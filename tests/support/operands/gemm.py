@@ -1,0 +1,109 @@
+"""What tests of rf_gemm_* share: the launch, and the comparison with float64."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from tests.support.launches.kernels import Device, DeviceArray, check
+from tests.support.operands.linear import Layer, random_activation, random_layer, worst_error
+
+Float16 = npt.NDArray[np.float16]
+Float32 = npt.NDArray[np.float32]
+
+ROUNDING = 2.0**-11
+"""Weights and their scales are rounded to halves, with 11 significant bits."""
+WIDE = 256
+"""The rows of a tile of rf_gemm_wide_*, which takes no groups of rows."""
+
+
+def gemm(
+    device: Device,
+    layer: Layer,
+    x: Float16,
+    *,
+    tile: int = 32,
+    splits: int = 1,
+    biases: tuple[Float32, ...] = (),
+    out: DeviceArray | None = None,
+    out_half: DeviceArray | None = None,
+) -> None:
+    """Launches the kernel with tiles of `tile` rows, and the sum of what `splits` blocks made."""
+    rows = x.shape[0]
+    partial = None
+    split_quant_blocks = layer.quant_blocks
+    if splits > 1:
+        split_quant_blocks = -(-layer.quant_blocks // (8 * splits)) * 8
+        partial = device.empty((splits, rows, layer.stored_rows), np.float32, "partial")
+    bias, up_bias = (*(device.upload(each, "bias") for each in biases), None, None)[:2]
+    results = (bias, up_bias, out, out_half, partial)
+    weight, halves = device.upload(layer.packed(), "weight"), device.upload(x, "x")
+    name = layer.weights[0].name
+    kernel = f"rf_gemm_wide_{name}" if tile == WIDE else f"rf_gemm_{name}_m{tile}"
+    ungrouped = (weight, halves, *results)
+    grouped = (weight, None, halves, None, None, *results, 0)
+    device.launch(
+        kernel,
+        *(ungrouped if tile == WIDE else grouped),
+        rows,
+        layer.out_features,
+        layer.quant_blocks,
+        layer.activation,
+        split_quant_blocks,
+        grid=(-(-rows // tile), -(-layer.stored_rows // 128), splits),
+        block=device.max_threads(kernel),
+    )
+    if partial is not None:
+        arguments = (bias, out, out_half, splits, layer.out_features, layer.activation)
+        grid = (-(-layer.out_features // 256), rows)
+        device.launch("rf_gemm_sum", partial, *arguments, grid=grid, block=256)
+
+
+def check_gemm(
+    device: Device, layer: Layer, x: Float32, *, tile: int = 32, splits: int = 1
+) -> None:
+    """Compares the product with that of float64."""
+    halves = x.astype(np.float16)
+    out = device.empty((x.shape[0], layer.out_features), np.float32, "out")
+    gemm(device, layer, halves, tile=tile, splits=splits, out=out)
+    seen = halves.astype(np.float64)
+    assert worst_error(out.get(), layer.apply(seen), layer.magnitude(seen)) < ROUNDING
+
+
+def check_bias(
+    device: Device,
+    rng: np.random.Generator,
+    name: str,
+    rows: int,
+    out_features: int,
+    *,
+    tile: int = 32,
+    splits: int = 1,
+) -> None:
+    """Compares the product with a bias of a layer of such a type, in float32."""
+    layer = random_layer(rng, name, out_features, 512)
+    x = random_activation(rng, rows, 512).astype(np.float16)
+    bias = rng.standard_normal(out_features).astype(np.float32)
+    out = device.empty((rows, out_features), np.float32, "out")
+    gemm(device, layer, x, tile=tile, splits=splits, biases=(bias,), out=out)
+    check(out.get(), layer.apply(x.astype(np.float64)) + bias, rtol=1e-3, atol=2e-2)
+
+
+def check_finite_halves(
+    device: Device,
+    rng: np.random.Generator,
+    name: str,
+    rows: int,
+    *,
+    tile: int = 32,
+    splits: int = 1,
+) -> None:
+    """Compares halves with results that are cut off at the largest of them."""
+    layer = random_layer(rng, name, 32, 512)
+    x = random_activation(rng, rows, 512).astype(np.float16)
+    bias = np.zeros(32, np.float32)
+    bias[:2] = 1e6, -1e6
+    out = device.empty((rows, 32), np.float16, "out")
+    gemm(device, layer, x, tile=tile, splits=splits, biases=(bias,), out_half=out)
+    expected = np.clip(layer.apply(x.astype(np.float64)) + bias, -65504, 65504)
+    check(out.get(), expected, rtol=1e-3, atol=1e-2)
