@@ -183,8 +183,6 @@ def _problems_of_row(tensor: Tensor, segments: tuple[Segment, ...], size: int) -
             f"({tensor.format})"
         )
     block = max(stored, QUANT_BLOCK)
-    if len(segments) > 1 and segments[0].elements % (size * tensor.format.block_size):
-        yield "TODO"
     if tensor.shape[-1] % (size * block):
         yield (
             f"the {tensor.shape[-1]} in_features of {tensor.name} are not a multiple of "
