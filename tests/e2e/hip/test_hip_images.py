@@ -17,7 +17,6 @@ from rocmforge.backend.step import StepInput
 from rocmforge.engine.ipc.params import SamplingParams
 from rocmforge.engine.ipc.prompt import Prompt
 from rocmforge.engine.ipc.totals import Totals
-from rocmforge.errors import ConfigurationError
 from rocmforge.models.lora import AdapterSpec
 from rocmforge.opening import open_checkpoint
 from tests.data.models.tiny_adapters import write_random_adapter
@@ -169,7 +168,7 @@ def test_a_predictor_behind_layers_with_states_is_left_out(tmp_path: Path) -> No
 
 
 @pytest.mark.usefixtures("ranks")
-@pytest.mark.parametrize("model", [GEMMA3, *MODELS], ids=lambda model: model.name)
+@pytest.mark.parametrize("model", [GEMMA3, QWEN35, *MODELS], ids=lambda model: model.name)
 def test_two_devices_answer_about_images_as_one(
     model: TinyTower, stack: ExitStack, tmp_path: Path
 ) -> None:
@@ -178,6 +177,8 @@ def test_two_devices_answer_about_images_as_one(
     text |= {"num_attention_heads": 4, "num_key_value_heads": 2}
     if "num_global_key_value_heads" in text:
         text["num_global_key_value_heads"] = 2
+    if "linear_num_value_heads" in text:
+        text |= {"linear_num_key_heads": 4, "linear_num_value_heads": 8}
     text.setdefault("head_dim", model.config["text_config"]["hidden_size"] // 2)  # as it is
     split = replace(model, seed=34, config={**model.config, "text_config": text})
     path = write_tower_folder(split, tmp_path / "m")
@@ -190,11 +191,3 @@ def test_two_devices_answer_about_images_as_one(
         answers.append(found)
     assert answers[0] == answers[1]
     assert answers[0][0] != answers[0][1]
-
-
-def test_a_model_with_states_is_refused_on_several_devices_with_its_tower_too(
-    ranks: int, stack: ExitStack, tmp_path: Path
-) -> None:
-    path = write_tower_folder(QWEN35, tmp_path / "m")
-    with pytest.raises(ConfigurationError, match="states runs on one device"):
-        load_as_engine(stack, "hip", path, replace(OPTIONS, tensor_parallel=ranks))
