@@ -92,7 +92,7 @@ def test_says_no_device_without_a_driver(libraries: Path) -> None:
 
 def test_has_the_functions_that_are_called_and_no_other() -> None:
     callers = ("backends/hip/rocmforge_hip/device", "benchmarks/kernels", "tests/support")
-    sources = [path.read_text() for folder in callers for path in (ROOT / folder).glob("*.py")]
+    sources = [path.read_text() for folder in callers for path in (ROOT / folder).rglob("*.py")]
     called = {name for text in sources for name in re.findall(r"\bhip\.(hip\w+)\(", text)}
     of_c = "".join(path.read_text() for path in NVIDIA_SOURCES.glob("*.c"))
     defined = set(re.findall(r"^HIP_API hipError_t (hip\w+)\(", of_c, re.MULTILINE))

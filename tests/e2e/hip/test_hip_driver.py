@@ -13,6 +13,7 @@ from rocmforge.errors import ConfigurationError, OutOfMemory
 from rocmforge_hip.device.arguments import KernelArgumentError
 from rocmforge_hip.device.discovery import FoundDevice, find_devices
 from rocmforge_hip.device.driver import Driver, HipError
+from rocmforge_hip.device.graphs import GraphCache
 from rocmforge_hip.device.library import KernelLibrary
 from rocmforge_hip.device.memory import DeviceArray, DeviceBuffer, HugePages, PinnedBuffer, spec
 from rocmforge_hip.device.platform import select_platform
@@ -158,6 +159,19 @@ def test_hips_refusal_carries_kernel_and_arguments(
     if host:
         host.clear()
     there.free()
+
+
+def test_a_stream_can_be_waited_for_after_a_recording_that_failed(
+    driver: Driver, stream: int
+) -> None:
+    def fail() -> None:
+        raise OutOfMemory("planted")
+
+    graphs = GraphCache(driver, stream)
+    with pytest.raises(OutOfMemory, match="planted"):
+        graphs.launch("key", fail)
+    driver.synchronize_stream(stream)
+    graphs.close()
 
 
 def test_a_graph_does_again_what_was_recorded(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
+from contextlib import suppress
 from typing import Final
 
-from rocmforge_hip.device.driver import Driver
+from rocmforge_hip.device.driver import Driver, HipError
 
 _CAPACITY: Final = 64
 
@@ -27,7 +28,12 @@ class GraphCache:
         if key not in self._graphs:
             self._make_room()
             self._driver.begin_capture(self._stream)
-            record()
+            try:
+                record()
+            except BaseException:
+                with suppress(HipError):  # whoever closes the device waits for its stream
+                    self._driver.destroy_graph(self._driver.end_capture(self._stream))
+                raise
             self._graphs[key] = self._driver.end_capture(self._stream)
         self._graphs.move_to_end(key)
         self._driver.launch_graph(self._graphs[key], self._stream)
