@@ -20,10 +20,8 @@ from rocmforge_hip.run.block_copies import BlockCopies
 from tests.backend.driving import Driver
 from tests.data.models.model_files import write_model
 from tests.data.models.tiny_gemma4 import sized_gemma4
-from tests.data.models.tiny_mamba import larger_mamba
 from tests.data.models.tiny_model import TinyModel
 from tests.data.models.tiny_models import PROMPT, by_name
-from tests.data.models.tiny_recurrent import larger_delta, larger_liquid
 from tests.support.engine.block_copies import (
     WHATEVER_IT_TAKES,
     ask_in_turn,
@@ -37,6 +35,7 @@ from tests.support.models.hip import fitting
 from tests.support.models.options import SMALL
 from tests.support.models.predicting import load_predicting, write_predicting
 from tests.support.models.runners import load_hip
+from tests.support.models.state_models import larger
 
 WIDE = replace(SMALL, max_batched_tokens=64, max_context=128)
 TIGHT = replace(WIDE, kv_blocks=5)
@@ -47,6 +46,7 @@ RELEASING = replace(
     kv_blocks=24,
     releases_windows=True,
 )
+LLAMA, LFM2 = fitting(by_name("llama")), larger(by_name("lfm2"))
 PROMPTS = [[(token + shift) % 90 + 3 for token in PROMPT * 2] for shift in (0, 1, 2, 0, 2)]
 
 
@@ -73,19 +73,9 @@ def test_prompts_that_were_evicted_are_answered_from_the_host(
     assert totals.tier_restored_blocks >= 2
 
 
-def larger(name: str) -> TinyModel:
-    """The model in sizes that there are kernels for."""
-    sizes: dict[str, Callable[[TinyModel], TinyModel]] = {
-        "lfm2": larger_liquid,
-        "qwen35": larger_delta,
-        "nemotron_h": larger_mamba,
-    }
-    return sizes.get(name, fitting)(by_name(name))
-
-
 @pytest.mark.parametrize("name", ["lfm2", "qwen35", "nemotron_h"])
 def test_states_come_back_to_the_bit(name: str, stack: ExitStack, tmp_path: Path) -> None:
-    path = write_model(larger(name), tmp_path)
+    path = write_model(larger(by_name(name)), tmp_path)
     check_that_states_come_back(Driver(load_hip(stack, path, WIDE)))
 
 
@@ -175,14 +165,14 @@ def _no_wait_of_steps(copies: BlockCopies, step: StepInput) -> None:
 @pytest.mark.parametrize(
     ("model", "check", "owner", "name", "mistake"),
     [
-        ("llama", check_that_blocks_come_back, HipDriver, "wait_for_event", _no_wait),
-        ("llama", check_that_blocks_come_back, BlockCopies, "before_step", _no_wait_of_steps),
-        ("lfm2", check_that_states_come_back, BlockCopies, "before_step", _no_wait_of_steps),
+        (LLAMA, check_that_blocks_come_back, HipDriver, "wait_for_event", _no_wait),
+        (LLAMA, check_that_blocks_come_back, BlockCopies, "before_step", _no_wait_of_steps),
+        (LFM2, check_that_states_come_back, BlockCopies, "before_step", _no_wait_of_steps),
     ],
     ids=["copies_do_not_wait", "steps_do_not_wait", "steps_do_not_wait_for_states"],
 )
 def test_a_copy_that_is_not_waited_for_is_found(
-    model: str,
+    model: TinyModel,
     check: Callable[[Driver], None],
     owner: type,
     name: str,
@@ -194,7 +184,7 @@ def test_a_copy_that_is_not_waited_for_is_found(
 ) -> None:
     if host is None:
         pytest.skip("a real device does not say what was not ordered")
-    runner = load_hip(stack, write_model(larger(model), tmp_path), WIDE)
+    runner = load_hip(stack, write_model(model, tmp_path), WIDE)
     monkeypatch.setattr(owner, name, mistake)
     with pytest.raises(EngineError):
         check(Driver(runner))

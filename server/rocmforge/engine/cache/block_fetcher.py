@@ -45,6 +45,11 @@ class BlockFetcher:
         self._windows = windows
 
     @property
+    def has_tiers(self) -> bool:
+        """Whether blocks may be anywhere but on the device."""
+        return self._tiers is not None
+
+    @property
     def arrivals(self) -> tuple[Arrival, ...]:
         """Blocks on their way back to the device."""
         return () if self._tiers is None else tuple(self._tiers.arrivals)
@@ -71,7 +76,7 @@ class BlockFetcher:
         reserve: int,
         compute_ns: ComputeNs,
     ) -> bool:
-        """Has blocks brought back that a sequence without blocks could begin with.
+        """Has blocks brought back from tiers that a sequence without blocks could begin with.
 
         Args:
             seq: is to be placed.
@@ -84,8 +89,7 @@ class BlockFetcher:
         Returns:
             Whether blocks of it are on their way: it should wait for them.
         """
-        if self._tiers is None:
-            return False
+        assert self._tiers is not None, "somebody has looked"
         size, states, windows, base = self._block_size, self._states, self._windows, None
         start, stop = len(cached), reusable // size
         if self._is_arriving(seq, start, stop):

@@ -61,7 +61,6 @@ class BlockManager:
                 groups=window_groups,
                 step_tokens=step_tokens,
             )
-        self._has_tiers = tiers is not None
         self._block_size = block_size
         self._keeps_prefixes = keeps_prefixes
         self._recent = RecentKeys()
@@ -181,7 +180,9 @@ class BlockManager:
         Returns:
             Whether blocks of it are on their way: it should wait for them.
         """
-        cached = self._find_prefix(seq, reusable) if self._has_tiers else []
+        if not self._fetcher.has_tiers:
+            return False
+        cached = self._find_prefix(seq, reusable)
         return self._fetcher.fetch(
             seq, cached, end, reusable=reusable, reserve=reserve, compute_ns=compute_ns
         )
