@@ -2,7 +2,7 @@
 
     python -m benchmarks.synthetic_model llama-8b.gguf --shape llama-8b --type q4_k
 
-It has no tokenizer, and every layer has the same weights.
+The vocabulary has bytes and no words, and every layer has the same weights.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks.synthetic_vocabulary import vocabulary
 from tests.support.files.gguf_writer import Stored, Value, write_gguf
 from tests.support.operands.weights import FLOAT_TYPES, QUANTISED_TYPES, ggml_type, random_matrix
 
@@ -93,6 +94,7 @@ def write_synthetic(path: Path, shape: Shape, kind: str) -> Path:
         "llama.rope.freq_base": shape.rope_base,
         "llama.rope.dimension_count": head_dim,
         "llama.vocab_size": shape.vocab,
+        **vocabulary(shape.vocab, "llama-bpe"),
     }
     return write_gguf(path, metadata, tensors)
 

@@ -15,7 +15,6 @@ import argparse
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from itertools import count
 from math import sqrt
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks.synthetic_vocabulary import vocabulary
 from tests.support.files.gguf_writer import Stored, Value, write_gguf
 from tests.support.models.shallow import with_right_predictor
 from tests.support.operands.weights import ggml_type, random_matrix
@@ -32,12 +32,6 @@ Tensors = dict[str, npt.NDArray[Any] | Stored]
 HEAD_DIM = 256
 DELTA_DIM = 128
 KEY_HEADS = 16
-_MARKS = ("<|im_start|>", "<|im_end|>")
-_CONTROL = 3
-_TEMPLATE = (
-    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"
-    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
 PERIOD = 4
 """One of so many layers has attention."""
 
@@ -181,28 +175,12 @@ def _metadata(name: str, shape: Shape, layers: int) -> dict[str, Value]:
             "expert_feed_forward_length": shape.intermediate_size,
             "expert_shared_feed_forward_length": shape.intermediate_size,
         }
-    tokens = [*byte_tokens(), *(f"<t{index}>" for index in range(256, shape.vocab - 2)), *_MARKS]
-    kinds = np.ones(shape.vocab, np.int32)
-    kinds[-len(_MARKS) :] = _CONTROL
     return {
         "general.architecture": shape.architecture,
         "general.name": name,
         **{f"{shape.architecture}.{key}": value for key, value in keys.items()},
-        "tokenizer.ggml.model": "gpt2",
-        "tokenizer.ggml.pre": "qwen35",
-        "tokenizer.ggml.tokens": tokens,
-        "tokenizer.ggml.token_type": kinds,
-        "tokenizer.ggml.merges": [f"{tokens[0]} {tokens[1]}"],
-        "tokenizer.ggml.eos_token_id": shape.vocab - 1,
-        "tokenizer.chat_template": _TEMPLATE,
+        **vocabulary(shape.vocab, "qwen35"),
     }
-
-
-def byte_tokens() -> list[str]:
-    """Returns the tokens of single bytes as a byte-level vocabulary spells them."""
-    plain = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = (chr(0x100 + index) for index in count())
-    return [chr(byte) if byte in plain else next(others) for byte in range(256)]
 
 
 if __name__ == "__main__":
