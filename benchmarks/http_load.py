@@ -56,8 +56,15 @@ class Connection:
         length = int(header.lower().split(b"content-length:")[1].split(b"\r\n")[0])
         await self.reader.readexactly(length)
 
-    async def stream(self, body: dict[str, object], key: str | None) -> Stream:
+    async def stream(
+        self, body: dict[str, object], key: str | None, seen: Stream | None = None
+    ) -> Stream:
         """Runs one streaming completion to its end.
+
+        Args:
+            body: of the request.
+            key: of the API, if it needs one.
+            seen: what the stream has seen already; what this answer shows is added to it.
 
         Raises:
             RuntimeError: the server did not answer 200 or the stream did not end with [DONE].
@@ -68,7 +75,7 @@ class Connection:
             f"POST /v1/completions HTTP/1.1\r\nHost: {self.host}\r\n{authorization}"
             f"Content-Type: application/json\r\nContent-Length: {len(payload)}\r\n\r\n"
         )
-        result = Stream(started=time.perf_counter())
+        result = Stream(started=time.perf_counter()) if seen is None else seen
         self.writer.write(head.encode() + payload)
         status = await self.reader.readline()
         if b" 200 " not in status:

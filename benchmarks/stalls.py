@@ -17,10 +17,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import gc
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -30,6 +28,7 @@ import numpy as np
 from benchmarks.gpu_check import load_runner
 from benchmarks.http_load import Connection
 from benchmarks.step_trace import TracedRunner, TracedStep, describe_waits
+from benchmarks.waits import quantile, without_collections
 from rocmforge.backend.protocol import Runner
 from rocmforge.backend.step import StepInput
 from rocmforge.engine.core import EngineCore
@@ -109,11 +108,6 @@ def _times(rate: float, seconds: float, seed: int) -> Iterator[float]:
         yield now
 
 
-def quantile(values: Sequence[float], share: float) -> float:
-    """Returns the value below which this share of them lies."""
-    return float(np.quantile(values, share)) if values else float("nan")
-
-
 async def ask_server(port: int, model: str, arrivals: Sequence[Arrival]) -> list[Seen]:
     """Sends each request when it is due, on a connection of its own; returns what they saw."""
     begin = time.perf_counter() + 0.5
@@ -176,17 +170,6 @@ def measure(
         time.sleep(max(0, ns - clock()) / 1e9)
 
     return serve_alone(runner, limits, arrivals, clock, wait_until)
-
-
-@contextmanager
-def without_collections() -> Iterator[None]:
-    """Keeps this process from collecting garbage, which would look like a wait of 40 ms."""
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 def print_row(name: str, run: Sequence[Seen], *, first: Sequence[float]) -> None:

@@ -46,15 +46,24 @@ class LiveServer:
         command: what to run, after the Python interpreter; `{port}` stands for the port.
         log: where its output goes.
         wait_for: the path that must answer 200 before the server counts as started.
+        start_s: how long that may take.
     """
 
-    def __init__(self, command: Sequence[str], log: Path, *, wait_for: str = "/ready") -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        log: Path,
+        *,
+        wait_for: str = "/ready",
+        start_s: float = START_S,
+    ) -> None:
         self._reserved = reserved_port()
         self.port = port_of(self._reserved)
         self.url = f"http://127.0.0.1:{self.port}"
         self._command = [sys.executable, *(part.format(port=self.port) for part in command)]
         self._log = log
         self._wait_for = wait_for
+        self._start_s = start_s
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
@@ -116,7 +125,7 @@ class LiveServer:
         self.process.wait()
 
     def _wait(self) -> None:
-        deadline = time.monotonic() + START_S
+        deadline = time.monotonic() + self._start_s
         while time.monotonic() < deadline:
             if self.process.poll() is not None:
                 break
