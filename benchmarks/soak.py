@@ -208,17 +208,21 @@ class Soak:
             await asyncio.sleep(self.random.uniform(0, 0.2))
 
 
-def processes(pid: int) -> tuple[int, int]:
-    """The server and its engine."""
+def child_of(pid: int, module: str) -> int:
+    """Returns the child of a server's process that runs this module.
+
+    Raises:
+        RuntimeError: There is none.
+    """
     for child in Path("/proc").glob("[0-9]*/stat"):
         try:
             fields = child.read_text().rpartition(")")[2].split()
             arguments = (child.parent / "cmdline").read_bytes()
         except OSError:
             continue  # ended meanwhile
-        if int(fields[1]) == pid and b"rocmforge.engine.process" in arguments:
-            return pid, int(child.parent.name)
-    raise RuntimeError("the server has no engine process")
+        if int(fields[1]) == pid and module.encode() in arguments:
+            return int(child.parent.name)
+    raise RuntimeError(f"the server has no process of {module}")
 
 
 def memory_kib(pid: int | str) -> int:
@@ -233,7 +237,7 @@ async def watch(pid: int, until: float) -> list[Sample]:
     """Looks at the processes every ten seconds."""
     samples = []
     while time.monotonic() < until:
-        server, engine = processes(pid)
+        server, engine = pid, child_of(pid, "rocmforge.engine.process")
         files = len(os.listdir(f"/proc/{server}/fd"))
         now = time.monotonic()
         samples.append(Sample(now, memory_kib(server), memory_kib(engine), files))

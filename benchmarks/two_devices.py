@@ -22,32 +22,18 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
-import tempfile
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple, Self
 
-from prometheus_client.parser import text_string_to_metric_families
-
-from benchmarks.closed_loop import (
-    Ask,
-    Clients,
-    Measured,
-    Summary,
-    Turn,
-    body_of,
-    prompt_of,
-)
+from benchmarks.closed_loop import Ask, Clients, Measured, Summary, Turn, body_of, prompt_of
 from benchmarks.http_load import Connection
+from benchmarks.serving import NAME, Metrics, Served, serve, split_arguments
 from benchmarks.soak import idle
 from rocmforge.opening import describe
 from tests.support.processes.server import LiveServer
 
-NAME: Final = "model"
-START_S: Final = 300.0
 WAYS: Final = ("split", "replicas", "apart", "bound")
 COLUMNS: Final = ("tokens/s", "requests/s", "first p50", "p99", "between p50", "p99", "longest")
 
@@ -113,11 +99,11 @@ def main() -> None:
         first, second = options.devices
         if "split" in options.ways:
             flags = ["--device", f"{first},{second}", "--tensor-parallel", "2"]
-            with _servers(options, [flags]) as servers:
+            with serve(_served(options), [flags]) as servers:
                 _Bench(options, clients, config.vocab_size, servers).run(["split"])
         others = [way for way in WAYS if way != "split" and way in options.ways]
         if others:
-            with _servers(options, [["--device", first], ["--device", second]]) as servers:
+            with serve(_served(options), [["--device", first], ["--device", second]]) as servers:
                 _Bench(options, clients, config.vocab_size, servers).run(others)
 
 
@@ -138,13 +124,9 @@ def _parse() -> argparse.Namespace:
     )
     parser.add_argument("--link", type=float, default=50.0, help="GB/s from device to device")
     parser.add_argument("--processes", type=int, default=0, help="of clients; 0 = by processors")
-    # argparse gives what follows `--` to the first positional argument or to none.
-    ours, serve = sys.argv[1:], list[str]()
-    if "--" in ours:
-        cut = ours.index("--")
-        ours, serve = ours[:cut], ours[cut + 1 :]
+    ours, settings = split_arguments(sys.argv[1:])
     options = parser.parse_args(ours)
-    options.serve = serve
+    options.settings = settings
     options.ways = options.ways.split(",")
     if wrong := set(options.ways) - set(WAYS):
         parser.error(f"--ways: {', '.join(sorted(wrong))} is none of {', '.join(WAYS)}")
@@ -159,26 +141,10 @@ def _parse() -> argparse.Namespace:
     return options
 
 
-@contextmanager
-def _servers(
-    options: argparse.Namespace, flags: Sequence[Sequence[str]]
-) -> Iterator[list[LiveServer]]:
-    """Starts servers together."""
+def _served(options: argparse.Namespace) -> Served:
     streams = max(options.streams)
-    common = (
-        *("-m", "rocmforge", "serve", str(options.model), "--port", "{port}"),
-        *("--served-model-name", NAME, "--backend", options.backend),
-        *("--max-context", str(1 + max(map(sum, options.loads)))),
-        *("--max-sequences", str(streams), "--max-waiting", str(2 * streams), *options.serve),
-    )
-    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        servers = [
-            LiveServer((*common, *own), Path(folder, f"{number}.log"), start_s=START_S)
-            for number, own in enumerate(flags)
-        ]
-        with ThreadPoolExecutor() as threads:
-            list(threads.map(stack.enter_context, servers))
-        yield servers
+    context = 1 + max(map(sum, options.loads))
+    return Served(options.model, options.backend, streams, context, options.settings)
 
 
 class _Bench:
@@ -297,19 +263,14 @@ class _Bench:
 
 
 def _cache(server: LiveServer) -> Cache:
-    values: dict[str, float] = {}
-    info: dict[str, str] = {}
-    for family in text_string_to_metric_families(server.get("/metrics").text):
-        for sample in family.samples:
-            values[sample.name] = sample.value
-            if sample.name == "rocmforge_cache_config_info":
-                info = sample.labels
+    metrics = Metrics.of(server)
+    info = metrics.labels("cache_config_info")
     return Cache(
         blocks=int(info["num_gpu_blocks"]),
         block_size=int(info["block_size"]),
-        bytes=int(values["rocmforge_kv_cache_bytes"]),
-        queries=values["rocmforge_prefix_cache_queries_total"],
-        hits=values["rocmforge_prefix_cache_hits_total"],
+        bytes=int(metrics.value("kv_cache_bytes")),
+        queries=metrics.value("prefix_cache_queries_total"),
+        hits=metrics.value("prefix_cache_hits_total"),
     )
 
 
