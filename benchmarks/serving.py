@@ -41,7 +41,7 @@ class Served:
     def command(self) -> tuple[str, ...]:
         """What follows the Python interpreter."""
         return (
-            *("-m", "rocmforge", "serve", str(self.model), "--port", "{port}"),
+            *("-m", "rocmforge", "serve", str(self.model.resolve()), "--port", "{port}"),
             *("--served-model-name", NAME, "--backend", self.backend),
             *("--max-context", str(self.context), "--max-sequences", str(self.streams)),
             *("--max-waiting", str(2 * self.streams), *self.settings),
