@@ -1,12 +1,16 @@
 // Attention of one new token a sequence over the paged cache (flash decoding, Dao et al. 2023).
 //
 // A block serves one kv head: its kGroup query heads share every load of K and V. The context is
-// split over blocks of `split_tokens`. The last of them to finish merges what they found, or
-// attention_reduce.hip does, with the same result.
+// split over blocks of at most `split_tokens`. The last of them to finish merges what they found,
+// or attention_reduce.hip does, with the same result.
 #include "rf/decode/kernel.h"
 #include "rf/decode/new_token.h"
 
 namespace rf {
+
+// Tokens of the longest split that is brought into the L2 cache ahead: what all splits of a longer
+// context read has no room there, and would be read twice.
+inline constexpr int kFetchedTokens = 192;
 
 // Rotates `heads` queries of a token from `first_head` on into LDS. The block that reads the
 // token's own key does the same to that, and puts key and value into the cache before anybody reads
@@ -48,7 +52,9 @@ __device__ __forceinline__ void attention_decode(const DecodeInput& in, const Ca
   } else {
     context = in.context_len[sequence];
   }
-  const SplitRange range = split_range(context, in.window, in.split_tokens, blockIdx.y);
+  const int split_tokens =
+      even_split(context, in.window, in.split_tokens, static_cast<int>(gridDim.y));
+  const SplitRange range = split_range(context, in.window, split_tokens, blockIdx.y);
   if constexpr (!kBeginsEarly) {
     if (range.begin >= context) return;
   }
@@ -98,7 +104,9 @@ __device__ __forceinline__ void attention_decode(const DecodeInput& in, const Ca
       if constexpr (kAsksAhead) {
         const int known = owns_key ? last : context;
         Wave::ask(cache, walk(), known, wave, kDecodeWaves, first);
-        if (gridDim.z == 1) Wave::fetch_rest(cache, walk(), known, wave, kDecodeWaves);
+        if (gridDim.z == 1 && split_tokens <= kFetchedTokens) {
+          Wave::fetch_rest(cache, walk(), known, wave, kDecodeWaves);
+        }
       }
     }
     if (is_fresh) rows.wait();
@@ -201,7 +209,7 @@ __device__ __forceinline__ void attention_decode(const DecodeInput& in, const Ca
   }
   if (range.only || !out.arrived) return;
 
-  const int used = splits_of(context, in.window, in.split_tokens);
+  const int used = splits_of(context, in.window, split_tokens);
   if (!is_last_block(out.arrived + blockIdx.z * gridDim.x + blockIdx.x, used)) return;
   __shared__ MaxSum merged[kGroup];
   merge_splits<kDecodeThreads, kGroup>(splits, used, heads, sinks, query_row * kValueDim,

@@ -61,6 +61,7 @@ extern "C" __global__ __launch_bounds__(rf::kReduceThreads) void rf_attention_de
   const int sequence = sequences[blockIdx.y];
   const int context = context_len[sequence];
   const int shared = teams ? rf::Teams{teams}.shared(static_cast<int>(blockIdx.y)) : 0;
+  if (!teams) split_tokens = rf::even_split(context, window, split_tokens, splits);
   const rf::SplitRange range = rf::split_range(context, window, split_tokens, 0, shared);
   if (range.begin >= context || (range.only && !teams)) return;
   const int used = rf::splits_of(context, window, split_tokens, shared);

@@ -13,6 +13,7 @@ from rocmforge.backend.protocol import LoadOptions
 from rocmforge.backend.step import StepOutput
 from rocmforge_hip.device.kernel import Kernel
 from rocmforge_hip.load import loading
+from rocmforge_hip.ops import geometry
 from rocmforge_hip.ops.step.variants import VARIANTS
 from rocmforge_hip.run.runner import HipRunner
 from rocmforge_hip.run.trials import variants
@@ -28,6 +29,12 @@ from tests.support.models.state_models import larger, write_states
 
 AUTO = replace(SMALL, max_sequences=2, decode_variant="auto")
 WANTS = (Want(num_logprobs=0),)
+
+
+@pytest.fixture(autouse=True)
+def short_splits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Contexts are short here, and split all the same."""
+    monkeypatch.setattr(geometry, "_WHOLE_TOKENS", ((0, 0),))
 
 
 @pytest.fixture(scope="module")
@@ -154,8 +161,8 @@ def test_measuring_ends_in_time(
     stack: ExitStack, model: Path, measuring: pytest.MonkeyPatch
 ) -> None:
     measuring.setattr(variants, "MOST_SECONDS", 0.0)
-    runner = load_hip(stack, model, AUTO)
-    assert [choice.sequences for choice in runner.variants.choices] == [1]
+    runner = load_hip(stack, model, replace(AUTO, max_sequences=4))
+    assert [choice.sequences for choice in runner.variants.choices] == [1, 4]
 
 
 def test_a_variant_with_other_results_is_not_used(

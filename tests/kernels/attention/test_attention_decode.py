@@ -52,15 +52,18 @@ def decode(
     new: New | None = None,
     merges: bool = True,
     teams: Teams | None = None,
+    room: int = 0,
+    found: DeviceArray | None = None,
 ) -> npt.NDArray[np.float32]:
     """The kernel's answer for the sequences with one new token; other rows stay NaN.
 
     `q` and `cache` are used in place of the batch's. Without `merges`, another kernel puts the
-    splits together. With `teams`, what those share is read once.
+    splits together. With `teams`, what those share is read once. `room`: tokens of the longest
+    context that the launch has splits for. `found`: where splits write their maximum and sum.
     """
     case = batch.case
     sequences = batch.sequences_with([1])
-    span = int(batch.context_len[sequences].max())
+    span = max(int(batch.context_len[sequences].max()), room)
     if case.window is not None:
         span = min(span, case.window + BLOCK_TOKENS - 1)
     splits = -(-span // split_tokens) + (teams is not None)
@@ -81,7 +84,7 @@ def decode(
     outputs = (out, out_f16, out_q, out_q_scale, int(np.prod(results)))  # with two slices
     shape = (len(sequences), case.heads, splits)
     partial = device.empty((*shape, value_dim), np.float32, "partial")
-    partial_ml = device.empty((*shape, 2), np.float32, "partial_ml")
+    partial_ml = found or device.empty((*shape, 2), np.float32, "partial_ml")
     arrived = device.upload(np.zeros((len(sequences), case.kv_heads * tiles), np.uint32), "arrived")
     kind = batch.kind if teams is None else f"teams_{batch.kind}"
     of_teams = None if teams is None else device.upload(teams.rows, "teams")
@@ -222,6 +225,24 @@ def test_reduction_of_head_sizes(device: Device, head_dim: int) -> None:
 def test_sequences_of_one_batch_need_different_numbers_of_splits(device: Device) -> None:
     case = AttentionCase(((10, 1), (140, 1), (64, 1), (1, 1)), group=2)
     assert_right(device, case, split_tokens=64)
+
+
+@pytest.mark.parametrize("merges", [True, False], ids=["at_once", "apart"])
+@pytest.mark.parametrize(
+    ("contexts", "splits"),
+    [((700, 3, 257), (6, 1, 5)), ((140, 512), (5, 8)), ((2048,), (8,)), ((1,), (1,))],
+)
+def test_a_context_with_more_room_than_it_needs_is_cut_evenly(
+    device: Device, contexts: tuple[int, ...], splits: tuple[int, ...], merges: bool
+) -> None:
+    """Of 8 splits of 256 tokens, 700 tokens fill 6 with 128 each, where 256 each would fill 3."""
+    case = AttentionCase(tuple((each, 1) for each in contexts), kv_heads=1)
+    batch = PagedBatch(case, int8=False)
+    found = device.empty((len(contexts), case.heads, 8, 2), np.float32, "partial_ml")
+    got = decode(device, batch, split_tokens=256, merges=merges, room=8 * 256, found=found)
+    check(got, batch.expected(), rtol=1e-4, atol=1e-5)
+    used = np.isfinite(found.get()[:, 0, :, 0]).sum(axis=-1)
+    assert [max(count, 1) for count in used.tolist()] == list(splits)
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,10 @@ ATTENTION_VALUES: Final = 256
 """Elements of values whose results such a block has."""
 TEAM_ROWS: Final = 8
 """Of queries that a wave of decode attention has for a team: heads of its sequences."""
+SPLIT_ROUND: Final = 64
+"""Tokens that the waves of a block of decode attention read at once, with most kernels."""
+LEAST_ROUNDED: Final = 512
+"""Visible tokens whose splits are whole rounds; with fewer, that was measured to be slower."""
 MERGE_SUMS: Final = 4
 """To which the splits of decode attention are added: threads for four elements of their result."""
 MAX_SINK_DIM: Final = 128
@@ -76,6 +80,8 @@ IN_HEADERS: Final = MappingProxyType(
         "kBlockTokens": BLOCK_TOKENS,
         "kAttentionRows": ATTENTION_ROWS,
         "kAttentionValues": ATTENTION_VALUES,
+        "kSplitRound": SPLIT_ROUND,
+        "kLeastRounded": LEAST_ROUNDED,
         "kMergeSums": MERGE_SUMS,
         "kTeamRows": TEAM_ROWS,
         "kMaxSinkDim": MAX_SINK_DIM,

@@ -365,7 +365,6 @@ class CachedAttention:
                 head_blocks,
                 shape.decodes,
                 own.decodes_at_once,
-                (own.group, layer.value_dim),
             )
         results = shape.decodes * split.count * layer.num_heads
         assert results * layer.value_dim <= partial.shape[0] or split.count == 1

@@ -15,8 +15,10 @@ from rocmforge_hip.device.constants import (
     ATTENTION_ROWS,
     BLOCK_TOKENS,
     GEMM_COLUMNS,
+    LEAST_ROUNDED,
     QUANT_BLOCK,
     ROW_ALIGN,
+    SPLIT_ROUND,
     WIDE_GEMM_ROWS,
 )
 from rocmforge_hip.device.driver import DeviceProperties
@@ -33,12 +35,9 @@ GEMM_ROWS: Final = (32, 64, 128)
 # Blocks of each tile that a compute unit runs at once, as far as LDS and registers go.
 _GEMM_BLOCKS_PER_CU: Final = {32: 2, 64: 2, 128: 2}
 _SPLIT_QUANT_BLOCKS: Final = 8
-_SPLIT_ROUND: Final = 64  # tokens that the waves of a block read at once, with most kernels
-_LEAST_ROUNDED: Final = 512  # tokens of a context; below, whole rounds were measured to be slower
-# Heads that share a key and elements of each, of which one split of one sequence was measured to be
-# faster than several, with fewer tokens of a context than this.
-_ONE_SPLIT: Final = frozenset({(8, 128), (8, 64), (4, 128)})
-_LEAST_MERGED: Final = 257
+# Tokens that a block of decode attention reads alone, if there are so many blocks for four compute
+# units: what it does besides takes as long as some hundred tokens.
+_WHOLE_TOKENS: Final = ((7, 2048), (3, 1024), (0, 256))
 _ATTENTION_BLOCKS_PER_CU: Final = 4  # at most
 _PREFILL_BLOCKS_PER_CU: Final = 2  # at most
 _MIN_PREFILL_SPLIT: Final = 512  # tokens, so that putting splits together costs little beside
@@ -106,7 +105,6 @@ class Geometry:
         blocks: int,
         sequences: int,
         blocks_per_cu: int = _ATTENTION_BLOCKS_PER_CU,
-        merged: tuple[int, int] | None = None,
     ) -> AttentionSplit:
         """Splits that fill the device, for sequences of at most `context` tokens.
 
@@ -114,7 +112,7 @@ class Geometry:
         several rounds of them instead, as a second round of a few would leave the device idle.
         Every split makes the merge longer, by about an eighth of what a block takes for a round of
         tokens: splits shorter than a multiple of the square root of the context cost more than they
-        save.
+        save, and short contexts are not split at all.
 
         Args:
             context: Tokens of a sequence.
@@ -122,17 +120,17 @@ class Geometry:
             blocks: Thread blocks of a split.
             sequences: How many there are.
             blocks_per_cu: Thread blocks that a compute unit runs at once.
-            merged: Heads of a block and elements of each, which a merge has to put together.
         """
         visible = context if window is None else min(context, window + BLOCK_TOKENS)
-        if merged in _ONE_SPLIT and sequences == 1 and visible < _LEAST_MERGED:
+        per_four = 4 * blocks * sequences // self.compute_units
+        if visible <= next(tokens for least, tokens in _WHOLE_TOKENS if per_four >= least):
             return AttentionSplit(round_up(visible, BLOCK_TOKENS), 1)
         per_cu = min(blocks_per_cu, _ATTENTION_BLOCKS_PER_CU)
         at_once = max(1, per_cu * self.compute_units // blocks)
         wanted = at_once // sequences
         if 4 * wanted * sequences < 3 * at_once:
             wanted = ceil_div(_several_rounds(at_once), sequences)
-        multiple = _SPLIT_ROUND if visible >= _LEAST_ROUNDED else BLOCK_TOKENS
+        multiple = SPLIT_ROUND if visible >= LEAST_ROUNDED else BLOCK_TOKENS
         tokens = round_up(max(ceil_div(visible, wanted), 2 * isqrt(visible)), multiple)
         return AttentionSplit(tokens, ceil_div(visible, tokens))
 
@@ -153,7 +151,7 @@ class Geometry:
         split = self.attention(context, None, blocks, teams, blocks_per_cu)
         if split.count < room:
             return AttentionSplit(split.tokens, split.count + 1)
-        tokens = round_up(ceil_div(context, room - 1), _SPLIT_ROUND)
+        tokens = round_up(ceil_div(context, room - 1), SPLIT_ROUND)
         return AttentionSplit(tokens, ceil_div(context, tokens) + 1)
 
     def prefill_splits(

@@ -50,6 +50,9 @@ __device__ __forceinline__ int first_visible(int position, int window) {
   return window > 0 ? max(0, position - window + 1) : 0;
 }
 
+inline constexpr int kSplitRound = 64;     // tokens that the waves of a block read at once, mostly
+inline constexpr int kLeastRounded = 512;  // visible tokens of whose splits are whole rounds
+
 // The tokens [begin, end) that one split of a sequence reads.
 struct SplitRange {
   int begin, end;
@@ -64,6 +67,15 @@ __device__ __forceinline__ int own_begin(int context, int window, int shared) {
 
 __device__ __forceinline__ int splits_in(int tokens, int split_tokens) {
   return (tokens + split_tokens - 1) / split_tokens;
+}
+
+// The tokens of a split where there are so many splits: `most`, which the launch was given for the
+// longest context that it has room for, or fewer, so that a shorter one keeps all of them busy.
+__device__ __forceinline__ int even_split(int context, int window, int most, int splits) {
+  if (splits == 1) return most;
+  const int visible = context - own_begin(context, window, 0);
+  const int multiple = visible >= kLeastRounded ? kSplitRound : kBlockTokens;
+  return min(most, max(1, splits_in(splits_in(visible, splits), multiple)) * multiple);
 }
 
 // Without a window if tokens are shared.

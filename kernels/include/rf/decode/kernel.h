@@ -54,7 +54,7 @@ struct DecodeInput {
   const float* sinks;          // [heads]; null = none
   int heads;
   int window;
-  int split_tokens;  // a multiple of kBlockTokens
+  int split_tokens;  // at most, a multiple of kBlockTokens
   ScoreRule rule;
 };
 
