@@ -32,6 +32,23 @@ extern "C" __global__ __launch_bounds__(1024) void rf_add_rms_norm(
                      });
 }
 
+// The same where delta is what rf_gemm_sum makes of `partial`, f32 [splits, rows, hidden_size], and
+// the bias. Grid: (rows).
+extern "C" __global__ __launch_bounds__(1024) void rf_add_splits_rms_norm(
+    const float* __restrict__ partial, const float* __restrict__ bias, float* __restrict__ residual,
+    const float* __restrict__ post_weight, const float* __restrict__ scale,
+    const float* __restrict__ weight, float* __restrict__ out_f32, rf::half* __restrict__ out_f16,
+    int8_t* __restrict__ out_q, rf::ActScale* __restrict__ out_q_scale, int32_t out_q_lo_offset,
+    int32_t splits, int32_t hidden_size, float eps) {
+  const int64_t stride = static_cast<int64_t>(RF_GRID_SIZE(x)) * hidden_size;
+  rf::rms_norm<true, true, true>(
+      blockIdx.x, {partial, residual, residual, post_weight, scale, splits, stride, bias},
+      {weight, {out_f32, out_f16, out_q, out_q_scale, out_q_lo_offset}}, {}, hidden_size, eps, [=] {
+        rf::wait_for_previous(partial, residual);
+        rf::let_next_begin_if_few_rows();
+      });
+}
+
 // x itself, in the forms that a norm has. Grid: (rows).
 extern "C" __global__ __launch_bounds__(1024) void rf_give_rows(
     const float* __restrict__ x, float* __restrict__ out_f32, rf::half* __restrict__ out_f16,

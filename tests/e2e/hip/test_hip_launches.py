@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from rocmforge.backend.protocol import LoadOptions
 from rocmforge.backend.step import StepOutput
+from rocmforge_hip.ops import geometry
+from rocmforge_hip.ops.linear.gemm import GemmKernels
 from rocmforge_hip.ops.step.variants import VARIANTS
 from rocmforge_hip.run.runner import HipRunner
 from rocmforge_hip.run.variant_choice import StepVariants
@@ -33,7 +36,20 @@ MIX = {
 DENSE = {"leading_dense_block_count": 9}, {"first_k_dense_replace": 9}
 
 
-def runner_of(stack: ExitStack, folder: Path, name: str, layers: int) -> HipRunner:
+@pytest.fixture(autouse=True)
+def short_splits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Contexts are short here, and split all the same."""
+    monkeypatch.setattr(geometry, "_WHOLE_TOKENS", ((0, 0),))
+
+
+def runner_of(
+    stack: ExitStack,
+    folder: Path,
+    name: str,
+    layers: int,
+    options: LoadOptions = OPTIONS,
+    **sizes: int,
+) -> HipRunner:
     name, _, kind = name.partition(", ")
     model = quantized(by_name(name), "q4_k")
     if kind == "dense":
@@ -41,13 +57,13 @@ def runner_of(stack: ExitStack, folder: Path, name: str, layers: int) -> HipRunn
         model = replace(model, keys=model.keys | of_file, config=model.config | of_config)
     if model.architecture == "gemma4":
         model = replace(sized_gemma4(model, num_hidden_layers=layers), name=f"{name}-{layers}")
-        return load_hip(stack, write_quantized(model, "q4_k", folder, MIX), OPTIONS)
+        return load_hip(stack, write_quantized(model, "q4_k", folder, MIX), options)
     keys = {key: layers if key == "block_count" else value for key, value in model.keys.items()}
-    config = model.config | {"num_hidden_layers": layers}
+    config = model.config | {"num_hidden_layers": layers, **sizes}
     if "layer_types" in config:
         config["layer_types"] = config["layer_types"][:layers]
     model = replace(model, name=f"{model.name}-{layers}", config=config, keys=keys)
-    return load_hip(stack, write_quantized(model, "q4_k", folder, MIX), OPTIONS)
+    return load_hip(stack, write_quantized(model, "q4_k", folder, MIX), options)
 
 
 def results(runner: HipRunner, counts: tuple[int, ...] = (1, 2, 4)) -> list[StepOutput]:
@@ -224,3 +240,29 @@ def test_layers_with_experts_give_the_same_bits(stack: ExitStack, tmp_path: Path
             ]
         )
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3", "qwen3moe", "dots1", "gemma4-moe"])
+def test_norms_add_up_the_splits_of_products(
+    stack: ExitStack, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of more rows than GEMV and routers' launches take: fewer launches, and the same bits."""
+    multiply, found, launches = GemmKernels.multiply, [], []
+    for leaves in (True, False):
+        if not leaves:
+            monkeypatch.setattr(
+                GemmKernels,
+                "multiply",
+                lambda self, *args, leaves_splits=False, **rest: multiply(self, *args, **rest),
+            )
+        options = replace(OPTIONS, max_sequences=20, kv_blocks=48)
+        # Rows of 512 are the shortest that are split.
+        sizes = {"num_attention_heads": 8, "intermediate_size": 512}
+        runner = runner_of(stack, tmp_path, name, 3, options, **sizes)
+        (output,) = results(runner, (20,))
+        assert output.logprobs is not None
+        assert output.cost is not None
+        found.append((output.token_ids.tobytes(), output.logprobs.tobytes()))
+        launches.append(output.cost.launches)
+    assert found[0] == found[1]
+    assert launches[0] < launches[1]

@@ -88,6 +88,40 @@ def test_what_is_added_may_be_normed(
     assert found[0] == found[1]
 
 
+@pytest.mark.parametrize("splits", [2, 4, 7])
+@pytest.mark.parametrize("with_bias", [False, True], ids=["no_bias", "bias"])
+@pytest.mark.parametrize(
+    ("rows", "dim", "threads"),
+    [(1, 32, 64), (3, 576, 192), (2, 1024, 64), (9, 384, 128)],
+    ids=["part_of_one_wave", "one_group_a_thread", "four_groups_a_thread", "many_rows"],
+)
+def test_splits_are_added_up_as_in_launches_of_their_own(
+    device: Device, rows: int, dim: int, threads: int, with_bias: bool, splits: int
+) -> None:
+    """To the last bit: the sum, the norm of it that is added, and the norm of the whole."""
+    parts, old = random_rows(splits * rows, dim), random_rows(rows, dim, seed=3)
+    post, weight, bias = (device.upload(random_rows(1, dim, seed=seed)[0]) for seed in (2, 4, 5))
+    partial, offset = device.upload(parts), bias if with_bias else None
+    delta = device.empty((rows, dim), np.float32)
+    grid = (-(-dim // 256), rows)
+    device.launch("rf_gemm_sum", partial, offset, delta, None, splits, dim, 0, grid=grid, block=256)
+    scale = device.upload(np.array([0.37], np.float32))
+    for post_norm, factor in ((None, None), (post, scale)):
+        found = []
+        for apart in (True, False):
+            residual, f32 = device.upload(old), device.empty((rows, dim), np.float32)
+            f16 = device.empty((rows, dim), np.float16)
+            outputs = post_norm, factor, weight, f32, f16, None, None, 0
+            if apart:
+                args: tuple[Any, ...] = (delta, residual, *outputs, dim, EPS)
+                device.launch("rf_add_rms_norm", *args, grid=rows, block=threads)
+            else:
+                args = (partial, offset, residual, *outputs, splits, dim, EPS)
+                device.launch("rf_add_splits_rms_norm", *args, grid=rows, block=threads)
+            found.append([each.get().tobytes() for each in (residual, f32, f16)])
+        assert found[0] == found[1]
+
+
 @ALL_SHAPES
 def test_sums_may_be_scaled(device: Device, rows: int, dim: int, threads: int) -> None:
     delta, old = random_rows(rows, dim), random_rows(rows, dim, seed=3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -11,8 +12,10 @@ from rocmforge_hip.device.memory import DeviceArray, spec
 from rocmforge_hip.ops.activations import Activation, Forms
 from rocmforge_hip.ops.geometry import Geometry
 from rocmforge_hip.ops.linear.forms import FormKernels
-from rocmforge_hip.ops.linear.gemm import GemmKernels
+from rocmforge_hip.ops.linear.gemm import GemmKernels, UnmadeSplits
 from rocmforge_hip.weights.formats import FORMATS, Matrix
+
+F32 = spec((), "f4").dtype
 
 
 class _Kernel:
@@ -39,6 +42,11 @@ class _Library:
         return False
 
 
+def gemm_of(library: _Library, name: str, geometry: Geometry, arena: Any = None) -> GemmKernels:
+    kernels = cast(Any, library)
+    return GemmKernels(kernels, geometry, arena, frozenset({name}), FormKernels(kernels, 1))
+
+
 @pytest.mark.parametrize(
     ("name", "rows", "has_warpgroups", "tile"),
     [
@@ -57,14 +65,35 @@ def test_up_to_sixteen_rows_go_where_weights_come_through_lds(
     geometry = Geometry(132, has_warpgroups=has_warpgroups)
     nothing = DeviceArray(0, (rows, 28672), spec((), "f4").dtype)
     arrays = Forms(f32=nothing, f16=nothing)
-    gemm = GemmKernels(
-        cast(Any, library),
-        geometry,
-        cast(Any, None),
-        frozenset({name}),
-        FormKernels(cast(Any, library), 1),
-    )
+    gemm = gemm_of(library, name, geometry)
     x = Activation(arrays, rows, 4096, f16=nothing)
     matrix = Matrix(nothing, FORMATS[name], 28672, 4096, 28672)
     gemm.multiply(x, matrix, arrays, None, NOT_GATED, half=False)
     assert library.launched == [(f"rf_gemm_{name}_m{tile}", (1, 224, 1))]
+
+
+@pytest.mark.parametrize("taken", [False, True])
+def test_what_splits_left_is_added_up_before_others_take_its_place(taken: bool) -> None:
+    library, arena = _Library(), SimpleNamespace(gemm_partial=DeviceArray(0, (1,), F32))
+    gemm = gemm_of(library, "q4_k", Geometry(132), arena)
+    matrix = Matrix(DeviceArray(0, (1,), F32), FORMATS["q4_k"], 4096, 4096, 4096)
+
+    def product() -> Activation:
+        result = Forms(f32=DeviceArray(0, (64, 4096), F32))
+        x = Activation(result, 64, 4096, f16=DeviceArray(0, (64, 4096), F32))
+        return gemm.multiply(x, matrix, result, None, NOT_GATED, half=False, leaves_splits=True)
+
+    first = product()
+    assert isinstance(first, UnmadeSplits)
+    assert first.splits > 1
+    if taken:
+        gemm.take(first)
+    second = product()
+    names = [name for name, _ in library.launched]
+    assert names == ["rf_gemm_q4_k_m64", *(() if taken else ("rf_gemm_sum",)), "rf_gemm_q4_k_m64"]
+    assert (first.f32 is None) == taken
+    assert isinstance(second, UnmadeSplits)
+    assert gemm.make(second).f32 is not None
+    assert gemm.make(second) is second
+    assert [name for name, _ in library.launched][-1] == "rf_gemm_sum"
+    assert len(library.launched) == len(names) + 1, "it is made once"

@@ -39,6 +39,22 @@ def rf_add_rms_norm(
     """Adds delta, or its norm, to the residual, scales the sum if need be, and norms it."""
 
 
+def rf_add_splits_rms_norm(
+    *,
+    partial: Pointer,
+    bias: Pointer | None,
+    residual: Pointer,
+    post_weight: Pointer | None,
+    scale: Pointer | None,
+    weight: Pointer,
+    out: Forms,
+    splits: I32,
+    hidden_size: I32,
+    eps: F32,
+) -> None:
+    """Does the same, where delta is the sum of what the splits of a GEMM left, and a bias."""
+
+
 def rf_give_rows(*, x: Pointer, out: Forms, hidden_size: I32) -> None:
     """Gives rows as they are, in the forms of `rf_rms_norm`."""
 

@@ -22,7 +22,7 @@ from rocmforge.models.layer_config import ExpertsConfig
 from rocmforge_hip.device.constants import BLOCK_TOKENS, QUANT_BLOCK
 from rocmforge_hip.device.library import KernelLibrary
 from rocmforge_hip.device.memory import DeviceArray
-from rocmforge_hip.ops.activations import Activation, ActivationArrays, Forms
+from rocmforge_hip.ops.activations import NORMED_TOKENS, Activation, ActivationArrays, Forms
 from rocmforge_hip.ops.cached_attention import CachedAttention, DeviceRopeTable, LayerCache
 from rocmforge_hip.ops.experts.deferred import DeferredExperts
 from rocmforge_hip.ops.experts.groups import GroupKernels
@@ -121,7 +121,7 @@ class HipOps:
         self._recurrent = None
         if config.has_states:
             self._recurrent = RecurrentLayers(
-                *(config, library, arena, self.products, resources.states),
+                *(config, library, geometry.compute_units, arena, self.products, resources.states),
                 resources.add_up,
             )
         self._cached = self._full = self._latent = None
@@ -267,10 +267,14 @@ class HipOps:
         All norms of that launch have the same eps.
         """
         defers = step.variant.defers_norms and not step.shape.lora_tiles
-        if not (defers or step.variant.norms_products) or self._lora.changes(step, part.matrix):
-            return None
         are_rms = isinstance(self._norms, RmsNorms) and self._resources.config.post_norm_eps is None
-        return self.products.later(x, part, bias, defers=defers) if are_rms else None
+        if not are_rms or self._lora.changes(step, part.matrix):
+            return None
+        if x.rows > self.products.gemv_rows:
+            return self.products.multiply(x, part, bias, leaves_splits=True)
+        if not (defers or step.variant.norms_products):
+            return None
+        return self.products.later(x, part, bias, defers=defers)
 
     def qkv(
         self,
@@ -349,7 +353,8 @@ class HipOps:
             normed = self._sums.add_and_defer(residual, delta, norms[0])
             assert normed is not None
             return residual, [normed], self._route.route_later(residual, norms[0], experts, rule)
-        delta, post_norm = self._sums.unnormed(delta)
+        leaves = rows > NORMED_TOKENS and self._sums.adds_splits(delta)
+        x, post_norm = (delta, None) if leaves else self._sums.unnormed(delta)
         places = self._arena.normed, self._arena.experts.normed
         outs = [
             self._sums.multiplied(empty(arrays, rows, features, half=False))
@@ -357,12 +362,15 @@ class HipOps:
             if arrays is not None
         ]
         wanted = list(zip(norms, outs, strict=True))
-        done = self._route.add_norm_route(residual, delta, post_norm, wanted, experts, rule)
+        done = self._route.add_norm_route(residual, x, post_norm, wanted, experts, rule)
         if done is not None:
             total, chosen = done
             return total, outs, chosen
         out, routed = self._sums.normed(residual), experts.router_norm or norms[0]
-        self._norms.add_norm(residual, delta, routed, None, out, residual.f32, post_norm=post_norm)
+        if self._sums.adds_splits(x):
+            self._sums.add_splits_norm(residual, x, routed, out)
+        else:
+            self._norms.add_norm(residual, x, routed, None, out, residual.f32, post_norm=post_norm)
         chosen = self._route.route(out, experts, rule)
         for weight, of_sum in wanted if experts.router_norm is not None else ():
             self._norms.norm(residual, weight, None, of_sum)

@@ -11,10 +11,12 @@ from rocmforge_hip.device.library import KernelLibrary
 from rocmforge_hip.device.memory import DeviceArray
 from rocmforge_hip.kernels import rows as row_kernels
 from rocmforge_hip.ops.activations import Activation
+from rocmforge_hip.ops.linear.gemm import UnmadeSplits
 from rocmforge_hip.ops.operands import f16_of, f32_of, optional_vector, vector_of
 from rocmforge_hip.weights.formats import Weight, ceil_div, round_up
 
 MAX_NORM_DIM: Final = 16 * 1024
+_MOST_THREADS: Final = 1024
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -46,6 +48,9 @@ class RmsNorms:
         self._with_bias = with_bias
         self._norm = library.kernel("rf_rms_norm", row_kernels.rf_rms_norm)
         self._add_norm = library.kernel("rf_add_rms_norm", row_kernels.rf_add_rms_norm)
+        self._add_splits = library.kernel(
+            "rf_add_splits_rms_norm", row_kernels.rf_add_splits_rms_norm
+        )
         self._give = library.kernel("rf_give_rows", row_kernels.rf_give_rows)
         self._add = library.kernel("rf_add_rows", row_kernels.rf_add_rows)
         self._columns = library.kernel("rf_rms_norm_columns", row_kernels.rf_rms_norm_columns)
@@ -117,6 +122,31 @@ class RmsNorms:
             weight=vector_of(weight, residual.features),
             out=out,
             hidden_size=residual.features,
+            eps=self.eps,
+        )
+
+    def add_splits_norm(
+        self,
+        residual: Activation,
+        delta: UnmadeSplits,
+        weight: Weight,
+        out: Activation,
+        scale: Weight | None,
+    ) -> None:
+        """Does as `add_norm`, and adds up the product first."""
+        rows, features = residual.rows, residual.features
+        self._add_splits.launch(
+            (rows, 1, 1),
+            _splits_threads(features),
+            partial=delta.partial,
+            bias=delta.bias,
+            residual=f32_of(residual),
+            post_weight=optional_vector(delta.post_norm, features),
+            scale=optional_vector(scale, 1),
+            weight=vector_of(weight, features),
+            out=out,
+            splits=delta.splits,
+            hidden_size=features,
             eps=self.eps,
         )
 
@@ -268,3 +298,8 @@ def norm_threads(features: int) -> int:
     """
     assert features <= MAX_NORM_DIM, features
     return max(min(round_up(ceil_div(features, 4), 64), 256), round_up(ceil_div(features, 16), 64))
+
+
+def _splits_threads(features: int) -> int:
+    """Returns the same for a row that is added up: as many loads as possible are under way."""
+    return max(min(round_up(ceil_div(features, 4), 64), _MOST_THREADS), norm_threads(features))

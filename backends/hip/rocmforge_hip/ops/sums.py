@@ -7,12 +7,13 @@ norm to those that read it. Who needs either at once has it made here.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Final
+from typing import Final, TypeGuard
 
 from rocmforge_hip.device.memory import DeviceArray
 from rocmforge_hip.ops.activations import Activation, ActivationArrays, Forms
 from rocmforge_hip.ops.experts.deferred import DeferredExperts, UnmadeMix
 from rocmforge_hip.ops.experts.routing import RouteKernels, UnmadeSum
+from rocmforge_hip.ops.linear.gemm import UnmadeSplits
 from rocmforge_hip.ops.linear.mixed_gemv import NormLater, UnmadeProduct, is_norm_later
 from rocmforge_hip.ops.linear.products import LinearKernels
 from rocmforge_hip.ops.norms import LayerNorms, RmsNorms, UnmadeNorm, without_norm
@@ -57,6 +58,10 @@ class Sums:
         if isinstance(x, UnmadeProduct | UnmadeSum):
             assert eps is None, "such products are not left for later"
             return replace(x, post_norm=weight)
+        if isinstance(x, UnmadeSplits):
+            assert eps is None, "such products are not left for later"
+            x.post_norm = weight
+            return x
         # What is added to the residual is normed for that; anything else, to be multiplied.
         experts = self._arena.experts
         is_added = x.arrays is self._arena.delta or (experts and x.arrays is experts.mixed)
@@ -95,10 +100,30 @@ class Sums:
             and self._route.adds_and_norms(weight, residual.features)
         ):
             self._route.add_and_norm(residual, delta, weight, scale, out)
+        elif self.adds_splits(delta) and weight is not None:
+            self.add_splits_norm(residual, delta, weight, out, scale)
         else:
             x, post_norm = self.unnormed(delta)
             self._norms.add_norm(residual, x, weight, bias, out, residual.f32, scale, post_norm)
         return residual, out
+
+    @staticmethod
+    def adds_splits(delta: Activation) -> TypeGuard[UnmadeSplits]:
+        """Returns whether a launch adds up such a product, adds it to the residual and norms."""
+        return isinstance(delta, UnmadeSplits) and not delta.is_made
+
+    def add_splits_norm(
+        self,
+        residual: Activation,
+        delta: UnmadeSplits,
+        weight: Weight,
+        out: Activation,
+        scale: Weight | None = None,
+    ) -> None:
+        """Adds the product to the residual and norms the sum, as `RmsNorms.add_norm`."""
+        assert isinstance(self._norms, RmsNorms)
+        self._products.gemm.take(delta)
+        self._norms.add_splits_norm(residual, delta, weight, out, scale)
 
     def add_and_defer(
         self, residual: Activation, delta: Activation, weight: Weight
@@ -178,6 +203,8 @@ class Sums:
         """Returns an activation, made now if need be, and its norm that is left for later."""
         if isinstance(x, UnmadeProduct):
             return self._products.multiply(x.x, x.part, x.bias), x.post_norm
+        if isinstance(x, UnmadeSplits):
+            return self._products.gemm.make(x), x.post_norm
         if isinstance(x, UnmadeMix):
             assert self._experts is not None
             return self._experts.make(x), None

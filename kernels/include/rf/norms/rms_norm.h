@@ -21,6 +21,10 @@ struct NormInput {
   float* total = nullptr;              // kAdd: where the sum goes; may be the residual's place
   const float* post_weight = nullptr;  // kAdd: not null: the norm of x is added, with this weight
   const float* scale = nullptr;        // kAdd: multiplies the sum, if it is not null
+  // kSplits: x is the sum of so many arrays, of `split_stride` elements each, and the bias.
+  int splits = 1;
+  int64_t split_stride = 0;
+  const float* bias = nullptr;
 };
 
 // A norm of the row; without a weight none is made.
@@ -34,6 +38,32 @@ __device__ __forceinline__ void load_row(const float* from, int hidden_size, Nor
   for (int step = 0; step < kNormSteps; ++step) {
     const int i = norm_index(step);
     to[step] = i < hidden_size ? load16(from + i) : Vec<float, 4>{};
+  }
+}
+
+// Adds up what the splits of a product have of a row, in the order and with the bits of
+// rf_gemm_sum. Loads are on their way together, kTogether of a step.
+__device__ __forceinline__ void load_row_of_splits(const NormInput& from, int64_t first,
+                                                   int hidden_size, NormRow& to) {
+  constexpr int kTogether = 4;
+#pragma unroll
+  for (int step = 0; step < kNormSteps; ++step) {
+    const int i = norm_index(step);
+    to[step] = 0.0f;
+    if (i >= hidden_size) continue;
+    const float* x = from.x + first + i;
+    for (int split = 0; split < from.splits; split += kTogether) {
+      Vec<float, 4> parts[kTogether];
+#pragma unroll
+      for (int k = 0; k < kTogether; ++k) {
+        parts[k] = load16(x + min(split + k, from.splits - 1) * from.split_stride);
+      }
+#pragma unroll
+      for (int k = 0; k < kTogether; ++k) {
+        if (split + k < from.splits) to[step] += parts[k];
+      }
+    }
+    if (from.bias) to[step] += load16(from.bias + i);
   }
 }
 
@@ -65,7 +95,7 @@ __device__ __forceinline__ Vec<float, 4> added(Vec<float, 4> x, float factor, Ve
 // The norm of row `row`, by one block; hidden_size is a multiple of 4 (of 32 for int8) and at most
 // 16 * blockDim.x. Without kNorm, the row goes to `to.out` as it is. `other`: one more norm.
 // Calls `begun` when the weights are on their way, where a kernel may be launched early.
-template <bool kAdd, bool kNorm = true, class Begun>
+template <bool kAdd, bool kNorm = true, bool kSplits = false, class Begun>
 __device__ __forceinline__ void rms_norm(int64_t row, const NormInput& from, const NormOutput& to,
                                          const NormOutput& other, int hidden_size, float eps,
                                          const Begun& begun) {
@@ -83,7 +113,11 @@ __device__ __forceinline__ void rms_norm(int64_t row, const NormInput& from, con
   };
   if constexpr (kBeginsEarly) load_first_weights();
   begun();
-  load_row(from.x + first, hidden_size, values);
+  if constexpr (kSplits) {
+    load_row_of_splits(from, first, hidden_size, values);
+  } else {
+    load_row(from.x + first, hidden_size, values);
+  }
   if constexpr (!kBeginsEarly) load_first_weights();
   if constexpr (kAdd) {
     float post_factor = 1.0f;

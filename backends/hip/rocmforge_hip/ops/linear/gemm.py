@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
 from rocmforge_hip.device.constants import GEMM_COLUMNS, NOT_GATED, WIDE_GEMM_ROWS
@@ -12,7 +13,7 @@ from rocmforge_hip.ops.activations import Activation, ActivationArrays, Forms
 from rocmforge_hip.ops.geometry import GEMM_ROWS, GemmShape, Geometry
 from rocmforge_hip.ops.linear.forms import FormKernels
 from rocmforge_hip.ops.operands import empty
-from rocmforge_hip.weights.formats import Matrix, ceil_div
+from rocmforge_hip.weights.formats import Matrix, Weight, ceil_div
 
 _SUM_THREADS: Final = 256
 _STAGED_TILE: Final = 64
@@ -22,8 +23,22 @@ _STAGED_FORMATS: Final = frozenset({"q4_k", "q6_k"})
 and have forms for up to _STAGED_ROWS that are faster than those of the smallest tiles."""
 
 
+@dataclass(slots=True, eq=False, kw_only=True)
+class UnmadeSplits(Activation):
+    """A product whose K was split, which what adds it to the residual adds up."""
+
+    partial: DeviceArray  # float32 [splits, rows, features]
+    splits: int
+    bias: DeviceArray | None
+    post_norm: Weight | None = None  # what is added is the norm of the product
+    is_made: bool = False
+
+
 class GemmKernels:
-    """Multiplies any number of rows with matrices of these formats."""
+    """Multiplies any number of rows with matrices of these formats.
+
+    Splits of K share one place: what is left of them is made before others are written there.
+    """
 
     def __init__(
         self,
@@ -36,6 +51,7 @@ class GemmKernels:
         self._geometry = geometry
         self._arena = arena
         self._forms = forms
+        self._left: UnmadeSplits | None = None
         self._sum = library.kernel("rf_gemm_sum", products.rf_gemm_sum)
         self._gemms = {
             (name, tile): library.kernel(f"rf_gemm_{name}_m{tile}", products.rf_gemm)
@@ -58,10 +74,12 @@ class GemmKernels:
         *,
         half: bool,
         up_bias: DeviceArray | None = None,
+        leaves_splits: bool = False,
     ) -> Activation:
         """Returns the product, in float16 if `half`, plus the bias, or gated.
 
-        K is whole where a gated product has biases: what adds up splits knows none of them.
+        K is whole where a gated product has biases: what adds up splits knows none of them. With
+        `leaves_splits`, the product may be an `UnmadeSplits`.
         """
         # What follows a gated layer is another GEMM, which reads halves.
         out = empty(result, x.rows, matrix.out_features, half=half or gate != NOT_GATED)
@@ -72,6 +90,8 @@ class GemmKernels:
         if up_bias is not None:
             shape = GemmShape(shape.tile_rows, 1, matrix.quant_blocks)
         partial = None if shape.splits == 1 else self._arena.gemm_partial
+        if partial is not None and self._left is not None:
+            self.make(self._left)
         grid = (
             ceil_div(x.rows, shape.tile_rows),
             ceil_div(matrix.stored_rows, GEMM_COLUMNS),
@@ -116,9 +136,32 @@ class GemmKernels:
             activation=gate,
             split_quant_blocks=shape.split_quant_blocks,
         )
-        if partial is not None:
-            self.finish(partial, bias, out, shape.splits, gate)
+        if partial is None:
+            return out
+        if leaves_splits and matrix.stored_rows == matrix.out_features:
+            self._left = UnmadeSplits(
+                *(result, x.rows, matrix.out_features),
+                partial=partial,
+                splits=shape.splits,
+                bias=bias,
+            )
+            return self._left
+        self.finish(partial, bias, out, shape.splits, gate)
         return out
+
+    def take(self, product: UnmadeSplits) -> None:
+        """Leaves it to the caller to add up a product that is not made."""
+        assert product is self._left
+        self._left = None
+
+    def make(self, product: UnmadeSplits) -> Activation:
+        """Returns the product, made now if it is not."""
+        if not product.is_made:
+            self.take(product)
+            product.f32 = product.arrays.float32(product.rows, product.features)
+            self.finish(product.partial, product.bias, product, product.splits, NOT_GATED)
+            product.is_made = True
+        return product
 
     def _tile_rows(self, rows: int, matrix: Matrix, shape: GemmShape) -> int:
         """Returns the tile that the kernel for a shape is named after."""

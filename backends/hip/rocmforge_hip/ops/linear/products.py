@@ -119,6 +119,7 @@ class LinearKernels:
         *,
         half: bool = False,
         up_bias: Weight | None = None,
+        leaves_splits: bool = False,
     ) -> Activation:
         """Returns the product with the whole matrix of a part, plus the bias.
 
@@ -129,6 +130,7 @@ class LinearKernels:
             gate: NOT_GATED, or the activation of kernels/include/rf/activations/gate.h.
             half: Whether the result shall be in float16, if there are many rows.
             up_bias: Of a gated product that has a bias, which is that of the gate.
+            leaves_splits: Whether it may be an `UnmadeSplits`.
         """
         matrix = part.matrix
         assert x.features == matrix.in_features, (x.features, matrix.in_features)
@@ -145,7 +147,9 @@ class LinearKernels:
             return self._gemv.multiply(x, matrix, result, offset, gate)
         if gate != NOT_GATED and self._int8.is_for_more(x, matrix):
             return self._int8.multiply(x, matrix, result, offset, gate, half=True)
-        return self.gemm.multiply(x, matrix, result, offset, gate, half=half)
+        return self.gemm.multiply(
+            *(x, matrix, result, offset, gate), half=half, leaves_splits=leaves_splits
+        )
 
     def later(
         self, x: Activation, part: MatrixPart, bias: Weight | None, *, defers: bool
