@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import os
 from dataclasses import dataclass
 from math import log2
 from pathlib import Path
@@ -95,7 +96,7 @@ class ChoiceFile:
         """Keeps a choice; if the file cannot be written, the next load measures again."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            new = self.path.with_suffix(".new")
+            new = self.path.with_suffix(f".{os.getpid()}")  # ranks write at the same time
             new.write_text(json.dumps(variants.choices))
             new.replace(self.path)
         except OSError as error:

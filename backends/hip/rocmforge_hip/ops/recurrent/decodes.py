@@ -23,15 +23,23 @@ class DecodeKernels:
         self._delta = library.kernel("rf_gated_delta_step", kernels.rf_gated_delta_step)
         self._mamba = library.kernel("rf_mamba_step", kernels.rf_mamba_step)
 
-    @staticmethod
-    def takes_delta(heads: DeltaHeads) -> bool:
-        """Returns whether a block has room for a head of this size."""
-        return heads.value_dim <= _PARTS * STATE_COLUMNS
+    def takes_delta(self, heads: DeltaHeads, sequences: int, compute_units: int) -> bool:
+        """Returns whether a block has room for a head, and the device for all blocks at once.
 
-    @staticmethod
-    def takes_mamba(heads: MambaHeads) -> bool:
-        """Returns whether a block has room for a head of this size."""
-        return heads.head_dim <= _PARTS * STATE_COLUMNS
+        A block waits for its convolution. If others are to follow, several launches keep more of
+        the states on their way, and take less time (docs/benchmarks/hybrids.md).
+        """
+        if heads.value_dim > _PARTS * STATE_COLUMNS:
+            return False
+        at_once = self._delta.blocks_at_once(_threads(heads.value_dim))
+        return heads.value_heads * sequences <= at_once * compute_units
+
+    def takes_mamba(self, heads: MambaHeads, sequences: int, compute_units: int) -> bool:
+        """Returns the same of heads of Mamba-2."""
+        if heads.head_dim > _PARTS * STATE_COLUMNS:
+            return False
+        at_once = self._mamba.blocks_at_once(_threads(heads.head_dim))
+        return heads.heads * sequences <= at_once * compute_units
 
     def delta_net(
         self,
@@ -74,7 +82,7 @@ class DecodeKernels:
         assert arrived.shape[0] >= batch.count * heads.key_heads
         self._delta.launch(
             (heads.value_heads, batch.count, 1),
-            STATE_THREADS * ceil_div(heads.value_dim, STATE_COLUMNS),
+            _threads(heads.value_dim),
             x=f32_of(x),
             filter=taps,
             alpha=f32_of(alpha),
@@ -137,7 +145,7 @@ class DecodeKernels:
         assert arrived.shape[0] >= batch.count * heads.groups
         self._mamba.launch(
             (heads.heads, batch.count, 1),
-            STATE_THREADS * ceil_div(heads.head_dim, STATE_COLUMNS),
+            _threads(heads.head_dim),
             x=f32_of(x),
             filter=taps,
             filter_bias=taps_bias,
@@ -158,3 +166,8 @@ class DecodeKernels:
             state_size=heads.state_size,
             width=width,
         )
+
+
+def _threads(dim: int) -> int:
+    """Returns the threads of a block for a head of so many elements."""
+    return STATE_THREADS * ceil_div(dim, STATE_COLUMNS)

@@ -31,6 +31,7 @@ class RecurrentLayers:
     Args:
         config: The model.
         library: Where the kernels are.
+        compute_units: Of the device.
         arena: The arrays of the activations.
         products: What multiplies with the results.
         states: By layer, [slots, ...] each.
@@ -41,6 +42,7 @@ class RecurrentLayers:
         self,
         config: ModelConfig,
         library: KernelLibrary,
+        compute_units: int,
         arena: ActivationArrays[DeviceArray],
         products: LinearKernels,
         states: tuple[tuple[DeviceArray, ...], ...],
@@ -49,6 +51,7 @@ class RecurrentLayers:
         self._config = config
         self._kernels = RecurrentKernels(library)
         self._decodes = DecodeKernels(library)
+        self._compute_units = compute_units
         self._arena = arena
         self._products = products
         self._states = states
@@ -90,7 +93,8 @@ class RecurrentLayers:
         )
         out = self._multiplied(x.rows, rule.value_features, rule.value_dim)
         batches = list(_batches(step))
-        if self._in_one_launch(step, batches) and self._decodes.takes_delta(heads):
+        takes = self._decodes.takes_delta(heads, step.shape.sequences, self._compute_units)
+        if takes and self._in_one_launch(step, batches):
             for batch in batches:
                 self._decodes.delta_net(
                     *(batch, heads, x, taps, rates, decay, gate, norm, (inputs, state)),
@@ -123,7 +127,8 @@ class RecurrentLayers:
         decay, offset, skip = (
             vector_of(vector, num_heads) for vector in (mamba.decay, mamba.time_offset, mamba.skip)
         )
-        if self._in_one_launch(step, batches) and self._decodes.takes_mamba(heads):
+        takes = self._decodes.takes_mamba(heads, step.shape.sequences, self._compute_units)
+        if takes and self._in_one_launch(step, batches):
             for batch in batches:
                 self._decodes.mamba(
                     *(batch, heads, own, taps, bias, dt, (decay, skip, offset)),

@@ -25,11 +25,13 @@ from rocmforge_hip.run.trials.steps import TURNS, TrialCase, TrialSteps, differe
 from rocmforge_hip.run.variant_choice import StepVariants, VariantChoice
 
 MOST_SECONDS: Final = 0.5
-"""After which no further size is measured; it takes what the nearest one does."""
+"""After which no further size is measured, but for the first sizes of `_cases`."""
 _ROUNDS: Final = 3  # of all steps of a size in each variant
 # In this order, so that no wide gap is left where time ends early.
 _SIZES: Final[tuple[int, ...]] = (1, 16, 4, 64, 2, 8, 32)
 _LONG_BLOCKS: Final = 128
+_LONGEST_BLOCKS: Final = 1024
+_LEAST_CASES: Final = 2  # one sequence, and so many that GEMV takes none of them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,8 +54,9 @@ def measure_variants(
 ) -> MeasuredVariants:
     """Runs steps of several sizes in every variant, and takes the fastest for each.
 
-    Takes at most `MOST_SECONDS` and a size. Results are compared, too: where variants differ, all
-    steps are plain. What the steps leave in the cache is never read, as in `check_graphs`.
+    Takes at most `MOST_SECONDS` and a size or two. Results are compared, too: where variants
+    differ, all steps are plain. What the steps leave in the cache is never read, as in
+    `check_graphs`.
 
     Args:
         runner: Of a causal model; computes and has nothing in flight.
@@ -83,7 +86,7 @@ def measure_variants(
             (
                 *(ns > best for ns in took.values()),
                 bool(difference),
-                time.perf_counter() - started > MOST_SECONDS,
+                number + 1 >= _LEAST_CASES and time.perf_counter() - started > MOST_SECONDS,
             )
         )
         if differs:
@@ -107,11 +110,20 @@ def measure_variants(
 
 
 def _cases(steps: TrialSteps) -> list[TrialCase]:
+    """Returns what is measured, in this order as far as there is time.
+
+    Those of one and of many sequences differ most, and so do short contexts and the longest.
+    """
     sizes = [size for size in _SIZES if size in steps.batch_sizes]
-    lengths = dict.fromkeys(min(length, _LONG_BLOCKS) for length in steps.lengths)
+    lengths = list(dict.fromkeys(min(length, _LONG_BLOCKS) for length in steps.lengths))
+    first, others = sizes[:_LEAST_CASES], sizes[_LEAST_CASES:]
+    cases = [(size, length) for length in lengths for size in first]
+    longest = min(max(steps.lengths), _LONGEST_BLOCKS)
+    if longest > 2 * _LONG_BLOCKS:  # where few splits or none are merged, and then a great many
+        cases.append((1, longest))
     return [
         TrialCase(size, length, "greedy", has_adapters=False, all_long=True)
-        for size, length in product(sizes, lengths)
+        for size, length in (*cases, *product(others, lengths))
     ]
 
 
