@@ -155,6 +155,14 @@ class HeadersTooLarge(RequestError):
         self.limit_bytes = limit_bytes
 
 
+class UnknownPath(RequestError):
+    """The server has nothing at this path."""
+
+    def __init__(self, *, similar: str | None) -> None:
+        hint = "" if similar is None else f" Did you mean {similar}?"
+        super().__init__(f"This path does not exist.{hint} GET /openapi.json lists the paths.")
+
+
 class RequestTooLarge(RequestError):
     """The body is larger than the server accepts."""
 

@@ -11,7 +11,7 @@ import msgspec
 from litestar import Litestar, MediaType, Request, Response
 from litestar.config.cors import CORSConfig
 from litestar.di import Provide
-from litestar.exceptions import HTTPException
+from litestar.exceptions import HTTPException, NotFoundException
 
 from rocmforge.api.acquire import MODEL, Models
 from rocmforge.api.dependencies import SettingsDep
@@ -23,6 +23,7 @@ from rocmforge.api.http.headers import security_headers
 from rocmforge.api.http.hosts import LocalNamesOnly
 from rocmforge.api.http.keys import Keyring
 from rocmforge.api.http.origin import given_id_of
+from rocmforge.api.http.paths import similar_path
 from rocmforge.api.http.receive import ReceiveDeadline
 from rocmforge.api.http.settings import ApiSettings
 from rocmforge.api.http.unknown_fields import STRICT, named_in_header
@@ -38,11 +39,14 @@ from rocmforge.api.openapi import docs, endpoints, index, openapi
 from rocmforge.api.page import page, page_file, read_bundle
 from rocmforge.api.responses.store import OwnResponses, ResponseStore
 from rocmforge.api.text_workers import TextWorkers
+from rocmforge.errors import UnknownPath
 from rocmforge.fleet.fleet import Fleet
 from rocmforge.fleet.model import ServedModel
 
 HANDLERS = (*(endpoint.handler for endpoint in endpoints()), openapi, docs, index, page, page_file)
 """Those that are described are those that are served, besides pages for people."""
+
+PATHS = tuple(sorted({path for handler in HANDLERS for path in handler.paths}))
 
 CLIENT_CLOSED_REQUEST = 499  # nginx's; nobody receives it
 
@@ -126,6 +130,8 @@ def _answer_error(
     fleet_metrics: FleetMetrics, request: Request[Any, Any, Any], error: Exception
 ) -> Response[bytes]:
     """Answers any exception as OpenAI would, or Anthropic on its own paths."""
+    if isinstance(error, NotFoundException):
+        error = UnknownPath(similar=similar_path(request.scope["path"], PATHS))
     answer = answer_for(error)
     body = answer.body
     if _speaks_anthropic(request):

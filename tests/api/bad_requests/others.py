@@ -193,6 +193,24 @@ PATHS = [
         path("GET", where, "GET /openapi.json lists", 404, "unknown_url")
         for where in ("/v1/nothing", "/v2/models", "/v1/chat", "/v1/responses/a%2fb")
     ),
+    # Of clients whose base URL lacks /v1, has it twice, or is that of another server.
+    *(
+        path(method, where, f"Did you mean {meant}? GET /openapi", 404, "unknown_url")
+        for method, where, meant in (
+            ("POST", "/chat/completions", CHAT),
+            ("POST", "/completions", COMPLETIONS),
+            ("POST", "/v1/v1/messages", MESSAGES),
+            ("POST", "/anthropic/v1/messages/count_tokens", COUNT_TOKENS),
+            ("POST", "/api/v1/chat/completions/", CHAT),
+            ("POST", "/V1/Embeddings", EMBEDDINGS),
+            ("GET", "/models", "/v1/models"),
+            ("GET", "/v1/health", "/health"),
+        )
+    ),
+    *(
+        path("GET", where, "exist. GET /openapi.json", 404, "unknown_url")
+        for where in ("/nothing", "/v1/responses/{response_id:str}/input_items/x")
+    ),
     path("POST", "/v1/messages/batches", "This path does not exist", 404, "unknown_url"),
 ]
 

@@ -60,6 +60,7 @@ ERROR_TABLE: dict[type[Exception], ErrorRow] = {
     errors.RequestTimeout: ErrorRow(408, "invalid_request_error", "request_timeout"),
     errors.ModelNotFound: ErrorRow(404, "invalid_request_error", "model_not_found"),
     errors.ResponseNotFound: ErrorRow(404, "invalid_request_error", "response_not_found"),
+    errors.UnknownPath: ErrorRow(404, "invalid_request_error", "unknown_url"),
     errors.HeadersTooLarge: ErrorRow(431, "invalid_request_error", "headers_too_large"),
     errors.RequestTooLarge: ErrorRow(413, "invalid_request_error", "request_too_large"),
     errors.CapacityError: ErrorRow(503, "server_error", "unavailable"),
@@ -91,7 +92,6 @@ ERROR_TABLE: dict[type[Exception], ErrorRow] = {
 
 # What the web framework itself refuses: no such path, wrong method, and the like.
 _HTTP_CODES = {
-    404: "unknown_url",
     405: "method_not_allowed",
     413: "request_too_large",
     415: "unsupported_media_type",
@@ -158,8 +158,6 @@ def _framework_answer(error: HTTPException) -> ErrorAnswer:
 
 def _framework_message(error: HTTPException) -> str:
     match error.status_code:
-        case 404:
-            return "This path does not exist. GET /openapi.json lists the paths."
         case 405:
             methods = {*(error.headers or {}).get("allow", "").split(", ")} - {"OPTIONS"}
             return f"This path takes {', '.join(sorted(methods))} only."
