@@ -82,9 +82,9 @@ MODEL_AND_MESSAGES = [
     ),
     wrong(
         CHAT,
-        said(role="user", content=[{"type": "image_url", "image_url": "data:"}]),
+        said(role="user", content=[{"type": "image_url", "image_url": 5}]),
         "messages[0].content[0].image_url",
-        "Expected `object | null`",
+        "Expected `str | object | null`",
     ),
     wrong(
         CHAT,
@@ -95,12 +95,15 @@ MODEL_AND_MESSAGES = [
         "messages[0].content[0].image_url.detail",
         "'high'",
     ),
-    wrong(
-        CHAT,
-        said(role="user", content=[{"type": "image_url", "image_url": {"url": "data:"}}]),
-        "messages[0].content[0].image_url",
-        "The model tiny takes no images",
-        code="unsupported_parameter",
+    *(
+        wrong(
+            CHAT,
+            said(role="user", content=[{"type": "image_url", "image_url": image}]),
+            "messages[0].content[0].image_url",
+            "The model tiny takes no images",
+            code="unsupported_parameter",
+        )
+        for image in ({"url": "data:"}, "data:")
     ),
     wrong(
         CHAT,

@@ -100,6 +100,18 @@ def test_an_image_stands_where_the_template_shows_it(served: tuple[Client, FakeE
     assert answer.json()["usage"]["prompt_tokens"] == len(last_prompt(engine))
 
 
+def test_the_address_of_an_image_may_stand_alone(served: tuple[Client, FakeEngine]) -> None:
+    client, engine = served
+    bare = {"type": "image_url", "image_url": data_address(WIDE)}
+    assert post(client, user(text("see "), bare)).status_code == 200
+    alone = last_prompt(engine)
+    assert post(client, user(text("see "), image())).status_code == 200
+    assert [span.identity for span in alone.images] == [
+        span.identity for span in last_prompt(engine).images
+    ]
+    assert len(alone.images) == 3
+
+
 def test_several_images_and_turns_keep_their_order(served: tuple[Client, FakeEngine]) -> None:
     client, engine = served
     messages = [

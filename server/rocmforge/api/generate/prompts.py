@@ -44,10 +44,12 @@ def images_of(messages: Sequence[Message]) -> Iterator[PlacedImage]:
                     yield placed(part.image_url, f"messages[{i}].content[{j}].{IMAGE}")
 
 
-def placed(image: ImageUrl | None, path: str) -> PlacedImage:
+def placed(image: ImageUrl | str | None, path: str) -> PlacedImage:
     """Returns an image with its path. Raises InvalidParameter if there is none."""
     if image is None:
         raise InvalidParameter(f"'{path}' is missing.", param=path)
+    if isinstance(image, str):
+        return PlacedImage(url=image, path=path)
     if isinstance(image, PlacedImage):
         return image
     return PlacedImage(url=image.url, detail=image.detail, path=path)

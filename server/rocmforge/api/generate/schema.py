@@ -141,7 +141,7 @@ class ContentPart(msgspec.Struct, kw_only=True):
 
     type: str
     text: str | None = None
-    image_url: ImageUrl | None = None
+    image_url: ImageUrl | str | None = None  # a bare address as Mistral has it
 
 
 class FunctionCall(msgspec.Struct, kw_only=True):
