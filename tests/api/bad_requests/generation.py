@@ -157,7 +157,10 @@ SAMPLING = [
     wrong(CHAT, {"logprobs": 5}, "logprobs", "Expected `bool | null`"),
     wrong(CHAT, {"top_logprobs": 2}, "top_logprobs", "needs 'logprobs'"),
     wrong(CHAT, {"logprobs": True, "top_logprobs": 21}, "top_logprobs", "<= 20"),
-    wrong(CHAT, {"logit_bias": {"word": 1}}, "logit_bias", "Expected `int`, got `str`"),
+    *(
+        wrong(CHAT, {"logit_bias": {key: 1}}, "logit_bias", "key in 'logit_bias': Expected digits")
+        for key in ("word", "", "1.0", " 5", "05")
+    ),
     wrong(CHAT, {"logit_bias": {"5": 101}}, "logit_bias[...]", "<= 100.0"),
     wrong(CHAT, {"logit_bias": {"1000": 1}}, "logit_bias", "vocabulary of 1000 tokens"),
     wrong(CHAT, {"logit_bias": {str(10**25): 1}}, "logit_bias", "not in the vocabulary"),
@@ -293,6 +296,7 @@ LABELS = [
     wrong(CHAT, {"user": 5}, "user", "Expected `str | null`"),
     wrong(CHAT, {"store": "x"}, "store", "Expected `bool | null`"),
     wrong(CHAT, {"metadata": {"a": 1}}, "metadata[...]", "Expected `str`"),
+    wrong(CHAT, {"metadata": {"x" * 65: ""}}, "metadata", "key in 'metadata': Expected `str` of"),
     wrong(CHAT, {"service_tier": "best"}, "service_tier", "'auto', 'default', 'flex'"),
     wrong(CHAT, {"prompt_cache_key": {}}, "prompt_cache_key", "Expected `str | null`"),
 ]

@@ -24,7 +24,7 @@ MAX_BODY: Final = "max_body"
 
 # msgspec puts the place of an error into its message and nowhere else:
 # "Expected `int`, got `str` - at `$.stop[0]`", "... - at `key` in `$.logit_bias`".
-_PLACE = re.compile(r" - at (?:`key` in )?`\$(?P<path>[^`]*)`$")
+_PLACE = re.compile(r" - at (?P<key>`key` in )?`\$(?P<path>[^`]*)`$")
 _MISSING = re.compile(r"missing required field `(?P<name>[^`]+)`")
 _NOT_ALLOWED = re.compile(r"^Invalid (?:enum )?value (?P<value>.+)$")
 
@@ -114,6 +114,10 @@ def _invalid_field(message: str, kind: Any) -> InvalidParameter:
     if missing := _MISSING.search(problem):
         path = f"{path}.{missing['name']}" if path else missing["name"]
         return InvalidParameter(f"Missing required parameter: '{path}'.", param=path)
+    if place and place["key"]:
+        # JSON's are always texts: "Expected `int`, got `str`" would ask for what cannot be written.
+        problem = problem.replace("Expected `int`, got `str`", "Expected digits, such as '5'")
+        return InvalidParameter(f"Invalid key in '{path}': {problem}.", param=path)
     if not path:
         return InvalidParameter(f"The request body must be a JSON object. {problem}.")
     if wrong := _NOT_ALLOWED.match(problem):
