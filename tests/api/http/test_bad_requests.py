@@ -15,7 +15,9 @@ from typing import Any
 
 import httpx
 import pytest
+from msgspec import inspect
 
+from rocmforge.api.openapi import endpoints
 from tests.api.bad_requests import agents, generation, others
 from tests.api.bad_requests.row import COMPLETIONS, GOOD, RERANK, BadRequest
 from tests.api.conftest import Client
@@ -25,6 +27,7 @@ from tests.support.processes.server import LiveServer
 
 TABLE = [*generation.ROWS, *agents.ROWS, *others.ROWS]
 TAKEN = "request_params_n_count"
+NEVER_NULL = {".text.format.name"}  # OpenAI requires it
 HELD = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
 
 
@@ -92,6 +95,37 @@ def test_the_table_covers_every_endpoint_that_takes_a_body() -> None:
     assert {path: rows[path] for path in GOOD if rows[path] < 4} == {}
 
 
+def fields_without_null(
+    kind: inspect.Type, where: str, around: frozenset[type] = frozenset()
+) -> Iterator[str]:
+    """Yields the fields within a wire type that may be left out but may not be null."""
+    match kind:
+        case inspect.Metadata(type=inner):
+            yield from fields_without_null(inner, where, around)
+        case inspect.UnionType(types=types):
+            for one in types:
+                yield from fields_without_null(one, where, around)
+        case inspect.ListType(item_type=inner):
+            yield from fields_without_null(inner, f"{where}[]", around)
+        case inspect.StructType(cls=cls, fields=fields) if cls not in around:
+            for field in fields:
+                place = f"{where}.{field.encode_name}"
+                yield from fields_without_null(field.type, place, around | {cls})
+                takes_null = isinstance(field.type, inspect.AnyType) or (
+                    isinstance(field.type, inspect.UnionType) and field.type.includes_none
+                )
+                if not field.required and not takes_null:
+                    yield place
+
+
+def test_null_asks_for_nothing_in_every_field_that_may_be_left_out() -> None:
+    bodies = [endpoint.body for endpoint in endpoints() if endpoint.body is not None]
+    found = {place for body in bodies for place in fields_without_null(inspect.type_info(body), "")}
+    kinds = {place for place in found if place.endswith(".type")}  # say what the object is
+    assert len(bodies) >= len(GOOD)
+    assert found - kinds == NEVER_NULL
+
+
 @pytest.mark.parametrize("path", [path for path in GOOD if path != RERANK])
 def test_what_the_table_spoils_is_good(http: httpx.Client, path: str) -> None:
     assert http.post(path, json=GOOD[path]).status_code == 200
@@ -128,6 +162,7 @@ def test_content_that_is_neither_text_nor_image_is_refused_by_name(
         {"some_field_of_2030": {"deep": [1, 2]}},
         {"stop": None, "temperature": None, "n": None, "max_tokens": None, "logit_bias": None},
         {"stop": [], "logit_bias": {}, "stop_token_ids": []},
+        {"top_logprobs": 0},
         {"chat_template_kwargs": {"enable_thinking": False}},
     ],
 )

@@ -70,7 +70,7 @@ def prepare_chat(
     check_at_once(model, request.n or 1, "n")
     if request.best_of is not None and request.best_of != (request.n or 1):
         raise UnsupportedFeature("'best_of' is supported only if equal to 'n'.", param="best_of")
-    if request.top_logprobs is not None and not request.logprobs:
+    if request.top_logprobs and not request.logprobs:
         raise InvalidParameter("'top_logprobs' needs 'logprobs' to be true.", param="top_logprobs")
     num_logprobs = (request.top_logprobs or 0) if request.logprobs else -1
     tools = offered_tools(request)

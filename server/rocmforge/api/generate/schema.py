@@ -35,8 +35,8 @@ Metadata = Annotated[
 class StreamOptions(msgspec.Struct, kw_only=True):
     """The parts of a stream besides the text."""
 
-    include_usage: bool = False
-    continuous_usage_stats: bool = False  # vLLM's: usage so far in every chunk
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None  # vLLM's: usage so far in every chunk
 
 
 class JsonSchemaFormat(msgspec.Struct, kw_only=True):

@@ -23,7 +23,7 @@ class StreamUsage:
     def __init__(self, options: StreamOptions | None, prepared: PreparedRequest) -> None:
         options = options or StreamOptions()
         self.field: Usage | UnsetType | None = None if options.include_usage else UNSET
-        self.is_running = options.include_usage and options.continuous_usage_stats
+        self.is_running = bool(options.include_usage and options.continuous_usage_stats)
         self._prompt_tokens = sum(len(prompt) for prompt in prepared.prompts)
         self._completions: dict[int, int] = {}
 

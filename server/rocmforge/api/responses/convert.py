@@ -197,9 +197,9 @@ def _part_text(part: InputPart, path: str) -> str:
     )
 
 
-def _response_format(form: TextFormat) -> schema.ResponseFormat:
+def _response_format(form: TextFormat | None) -> schema.ResponseFormat:
     match form:
-        case AnyText():
+        case None | AnyText():
             return schema.ResponseFormat(type="text")
         case JsonObject():
             return schema.ResponseFormat(type="json_object")

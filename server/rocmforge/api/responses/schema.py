@@ -130,7 +130,7 @@ TextFormat = AnyText | JsonObject | JsonOfSchema
 class TextConfig(msgspec.Struct, kw_only=True):
     """The form of the answer's text."""
 
-    format: TextFormat = msgspec.field(default_factory=AnyText)
+    format: TextFormat | None = None
 
 
 class ReasoningConfig(msgspec.Struct, kw_only=True):

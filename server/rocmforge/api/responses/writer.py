@@ -27,6 +27,7 @@ from rocmforge.api.responses.events import (
 )
 from rocmforge.api.responses.items import OutputItems
 from rocmforge.api.responses.schema import (
+    AnyText,
     IncompleteDetails,
     InputTokensDetails,
     OutputTokensDetails,
@@ -162,7 +163,7 @@ def begun_response(
         temperature=usual.temperature if request.temperature is None else request.temperature,
         top_p=usual.top_p if request.top_p is None else request.top_p,
         top_logprobs=request.top_logprobs or 0,
-        text=request.text or TextConfig(),
+        text=TextConfig(format=(request.text and request.text.format) or AnyText()),
         reasoning=request.reasoning or ReasoningConfig(),
         tools=request.tools or [],
         tool_choice=request.tool_choice or "auto",
