@@ -247,6 +247,32 @@ def test_a_window_of_mistral_is_of_all_layers_and_null_is_none(tmp_path: Path) -
         assert [layer.window for layer in found.layers] == [window, window]
 
 
+def by_layer(**own: int) -> dict[str, Any]:
+    """What Transformers saves of the layers of Gemma 4 that have no window."""
+    return {"2": own, "4": own}
+
+
+@pytest.mark.parametrize(
+    ("saved", "named"),
+    [
+        (by_layer(head_dim=20, num_key_value_heads=1), {"global_head_dim": 20}),
+        (by_layer(num_key_value_heads=1), {"global_head_dim": 12}),
+        (by_layer(head_dim=20), {"global_head_dim": 20, "num_global_key_value_heads": None}),
+        ({}, {"global_head_dim": 12, "num_global_key_value_heads": None}),
+    ],
+)
+def test_heads_by_layer_are_those_that_google_names(
+    saved: dict[str, Any], named: dict[str, Any], tmp_path: Path
+) -> None:
+    found, rope = decoder(tmp_path, "gemma4", per_layer_config=saved)
+    keys = {"per_layer_config": None, "num_global_key_value_heads": 1, **named}
+    expected, expected_rope = decoder(tmp_path, "gemma4", **keys)
+    full = [layer.key_dim for layer in found.layers if layer.window is None]
+    assert full == [named["global_head_dim"]] * 2
+    assert found == expected
+    assert repr(rope) == repr(expected_rope)
+
+
 YARN = {"rope_type": "yarn", "factor": 4, "mscale": 1.0}
 LLAMA3 = {"rope_type": "llama3", "low_freq_factor": 1, "high_freq_factor": 4}
 LONGROPE = {"rope_type": "longrope", "short_factor": [1e-320] * 4, "long_factor": [1] * 4}
@@ -282,6 +308,13 @@ LONGROPE = {"rope_type": "longrope", "short_factor": [1e-320] * 4, "long_factor"
         ("gemma2", {"final_logit_softcapping": -1.0}, "is not a cap"),
         ("gemma2", {"query_pre_attn_scalar": 0}, "is not positive"),
         ("gemma3", {"layer_types": ["full_attention"]}, "1 types for 7 layers"),
+        ("gemma4", {"per_layer_config": {"2": {"head_dim": 20}}}, "layer 4 has other heads than"),
+        ("gemma4", {"per_layer_config": {"1": {"head_dim": 20}}}, "layer 1 has other heads than"),
+        ("gemma4", {"per_layer_config": {"2": {"head_dim": 0}}}, "'per_layer_config.2.head_dim'"),
+        ("gemma4", {"per_layer_config": by_layer(num_key_value_heads=3)}, "3 does not divide the"),
+        ("gemma4", {"per_layer_config": by_layer(sliding_window=3)}, "sliding_window of single"),
+        ("gemma4", {"per_layer_config": {"2": 20}}, "'per_layer_config.2': it is of type int"),
+        ("llama", {"per_layer_config": {"1": {"head_dim": 4}}}, "'per_layer_config': layers of"),
         ("phi3-longrope-long", {"rope_parameters": {"rope_type": "longrope"}}, "of 4 divisors"),
     ],
 )

@@ -16,6 +16,7 @@ from rocmforge.huggingface.config.heads import (
     layer_flags,
     read_latent,
     read_layer,
+    same_heads,
     uneven_heads,
 )
 from rocmforge.huggingface.config.recurrent import (
@@ -273,7 +274,7 @@ class _Reader:
         if self._family.unscaled_scores:
             layer = replace(layer, attention_scale=1.0)
         if not self._family.has_uneven_heads:
-            return [layer] * len(windows)
+            return same_heads(self._config, layer, len(windows))
         return uneven_heads(self._config, layer, windows)
 
     def _local_rope(self, head_dim: int, context: int, usual: float) -> RopeConfig | None:

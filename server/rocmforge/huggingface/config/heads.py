@@ -5,11 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Final
 
 from rocmforge.errors import UnsupportedArchitecture
 from rocmforge.huggingface.files.json_object import JsonObject
 from rocmforge.models.layer_config import LatentConfig, LayerConfig, share_caches
 from rocmforge.models.rope_config import RopeScaling, RopeScalingKind
+
+_BY_LAYER: Final = "per_layer_config"
+
+
+def same_heads(config: JsonObject, layer: LayerConfig, count: int) -> list[LayerConfig]:
+    """Returns the heads of each layer where they are those of all; refuses any that differ."""
+    by_layer = config.get_object(_BY_LAYER)
+    if by_layer is not None and by_layer.values:
+        raise config.bad(_BY_LAYER, "layers of this type of model that differ are not read")
+    return [layer] * count
 
 
 def read_latent(config: JsonObject) -> LayerConfig:
@@ -60,6 +71,12 @@ def uneven_heads(
     """
     full, key = full_heads(config, layer), "num_kv_shared_layers"
     found = [full if window is None else layer for window in windows]
+    by_layer = config.get_object(_BY_LAYER)
+    if by_layer is not None:
+        for index, heads in enumerate(found):
+            if _own_heads(by_layer, str(index), layer) != heads:
+                kind = "with a window" if windows[index] is not None else "without one"
+                raise config.bad(_BY_LAYER, f"layer {index} has other heads than others {kind}")
     problem = share_caches(found, windows, config.get_int(key, 0))
     if problem is not None:
         raise config.bad(key, problem)
@@ -67,21 +84,38 @@ def uneven_heads(
 
 
 def full_heads(config: JsonObject, layer: LayerConfig) -> LayerConfig:
-    """Returns the heads of layers without a window."""
+    """Returns the heads of layers without a window.
+
+    The files of Google name them. Transformers saves, by layer, what differs from the heads of
+    layers with a window: nothing where they are equal.
+    """
+    by_layer = config.get_object(_BY_LAYER)
+    if by_layer is not None:
+        own = (_own_heads(by_layer, index, layer) for index in by_layer.values)
+        return next((heads for heads in own if heads != layer), layer)
     dim, count = config.get_positive("global_head_dim"), layer.num_kv_heads
     if config.get_bool("attention_k_eq_v", False):
         count = config.get_positive("num_global_key_value_heads", count)
-    by_layer = config.get_object("per_layer_config")  # as Transformers saves it
-    for own in () if by_layer is None else by_layer.values.values():
-        if isinstance(own, dict):
-            dim, count = own.get("head_dim", dim), own.get("num_key_value_heads", count)
-    for number in (dim, count):
-        if not isinstance(number, int) or not 0 < number < 1 << 31:
-            raise config.bad("per_layer_config", f"{number!r} is no size of heads")
+    return _resized(config, layer, dim, count, "num_global_key_value_heads")
+
+
+def _own_heads(by_layer: JsonObject, index: str, layer: LayerConfig) -> LayerConfig:
+    """Returns the heads of the layer with that index, which are those of `layer` if not named."""
+    own = by_layer.get_object(index)
+    if own is None:
+        return layer
+    dim_key, count_key = "head_dim", "num_key_value_heads"
+    if others := sorted(own.values.keys() - {dim_key, count_key}):
+        raise by_layer.bad(index, f"{', '.join(others)} of single layers is not read")
+    dim = own.get_positive(dim_key, layer.key_dim)
+    return _resized(own, layer, dim, own.get_positive(count_key, layer.num_kv_heads), count_key)
+
+
+def _resized(
+    config: JsonObject, layer: LayerConfig, dim: int, count: int, count_key: str
+) -> LayerConfig:
     if layer.num_heads % count:
-        raise config.bad(
-            "num_global_key_value_heads", f"{count} does not divide the {layer.num_heads} heads"
-        )
+        raise config.bad(count_key, f"{count} does not divide the {layer.num_heads} heads")
     return replace(layer, num_kv_heads=count, key_dim=dim, value_dim=dim)
 
 
