@@ -122,7 +122,11 @@ def _mamba(config: JsonObject, norm_eps: float) -> MambaConfig:
 
 
 def _refuse_limits(config: JsonObject) -> None:
-    """Refuses limits of steps in time that could matter; infinity is written in several ways."""
+    """Refuses limits of steps in time that could matter; infinity is written in several ways.
+
+    Not read is `time_step_min`: training draws the first offsets from there on. Transformers takes
+    it for a limit of Nemotron-H, too, in prompts only; vLLM and llama.cpp do not.
+    """
     limits = config.get_list("time_step_limit")
     if limits is None:
         return
