@@ -24,6 +24,8 @@ def expected(kind: Any) -> str:
 
 def _words(info: inspect.Type) -> str:
     match info:
+        case inspect.Metadata(extra_json_schema={"examples": [*examples]}):
+            return f"text such as {' or '.join(examples)}"
         case inspect.Metadata(type=inner):
             return _words(inner)
         case inspect.UnionType(types=types):
@@ -34,8 +36,6 @@ def _words(info: inspect.Type) -> str:
             return "a whole number" + _range(info)
         case inspect.FloatType():
             return "a number" + _range(info)
-        case inspect.StrType(pattern=str(pattern)):
-            return f"text that matches {pattern}"
         case inspect.StrType(min_length=int(length)) if length > 1:
             return f"text of at least {length} characters"
         case inspect.StrType(min_length=1):

@@ -40,7 +40,8 @@ Name = Annotated[str, Meta(min_length=1)]
 # An empty one is a shell variable that was not set. Taken for none, it would leave the door open.
 _File = Annotated[str, Meta(min_length=1)]
 _Key = Annotated[str, Meta(min_length=8)]  # as in the file of keys
-_Size = Annotated[str, Meta(pattern=SIZE_PATTERN)]
+_SIZE: Final[dict[str, Any]] = {"pattern": SIZE_PATTERN, "examples": ["24GiB", "512MiB"]}
+_Size = Annotated[str, Meta(**_SIZE)]
 
 
 def _about(description: str, metavar: str | None = None, **limits: Any) -> Meta:
@@ -254,9 +255,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         _File | None,
         _about("folder of files of such blocks, which are found again after a restart", "FOLDER"),
     ] = None
-    cache_dir_size: Annotated[
-        str, _about("size of all files in that folder", "SIZE", pattern=SIZE_PATTERN)
-    ] = "32GiB"
+    cache_dir_size: Annotated[str, _about("size of all files in that folder", "SIZE", **_SIZE)] = (
+        "32GiB"
+    )
     max_waiting: Annotated[
         int, _about("requests that may wait; more get status 429", "REQUESTS", ge=0)
     ] = 256
@@ -362,7 +363,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         float, _about("seconds after which a request is logged as a warning", "SECONDS", gt=0)
     ] = 60.0
     otlp_endpoint: Annotated[
-        Annotated[str, Meta(pattern="^https?://")] | None,
+        Annotated[str, Meta(pattern="^https?://", examples=["http://127.0.0.1:4318"])] | None,
         _about("send a trace of each request to this OTLP/HTTP address (extra otel)", "URL"),
     ] = None
 

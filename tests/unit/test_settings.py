@@ -156,9 +156,21 @@ def test_a_wrong_choice_is_answered_with_the_right_ones() -> None:
         setting_sources.load({"kv_dtype": "f99"})
 
 
-def test_an_address_that_is_none_is_refused_at_the_start() -> None:
-    with pytest.raises(ConfigurationError, match="--otlp-endpoint collector:4318"):
-        setting_sources.load({"otlp_endpoint": "collector:4318"})
+@pytest.mark.parametrize(
+    ("name", "value", "example"),
+    [
+        ("host_cache", "-1", "24GiB or 512MiB"),
+        ("cache_dir_size", "32gigs", "24GiB or 512MiB"),
+        ("otlp_endpoint", "collector:4318", "http://127.0.0.1:4318"),
+    ],
+)
+def test_text_of_a_wrong_form_is_answered_with_examples(
+    name: str, value: str, example: str
+) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        setting_sources.load({name: value})
+    flag = f"--{name.replace('_', '-')}"
+    assert str(caught.value) == f"{flag} {value}: the value must be text such as {example}."
 
 
 def test_a_model_has_a_name() -> None:
