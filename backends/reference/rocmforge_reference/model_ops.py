@@ -13,7 +13,7 @@ import numpy as np
 
 from rocmforge.backend.arrays import Float32Array, Int32Array, Int64Array
 from rocmforge.backend.step import NO_SLOT, StepInput
-from rocmforge.models.blocks import DeltaNet, Embedding, Experts, Mamba
+from rocmforge.models.blocks import DeltaNet, Embedding, Experts, FeedForward, Mamba, SharedExpert
 from rocmforge.models.config import ActivationFunction, ModelConfig, NormKind, alibi_slopes
 from rocmforge.models.forward.ops import AttentionSpec
 from rocmforge.models.layer_config import ExpertsConfig
@@ -239,6 +239,19 @@ class ReferenceOps:
         matrices = _values(experts.gate), experts.up.values, experts.down.values
         biases = _values(experts.gate_bias), _values(experts.up_bias), _values(experts.down_bias)
         return ops.mix_experts(x, chosen, weights, matrices, biases, activation)
+
+    def experts_beside(
+        self,
+        step: Step,
+        inputs: tuple[Float32Array, Float32Array],
+        chosen: tuple[Any, Float32Array],
+        experts: Experts[Weight],
+        network: FeedForward[Weight] | SharedExpert[Weight],
+        activation: ActivationFunction,
+    ) -> tuple[Float32Array, Float32Array]:
+        mixed = self.experts(inputs[0], *chosen, experts, activation)
+        inner = self.gated_linear(step, inputs[1], network.gate, network.up, activation)
+        return mixed, self.linear(step, inner, network.down, None)
 
     def add_shared(
         self, mixed: Float32Array, shared: Float32Array, x: Float32Array, router: Weight | None

@@ -8,11 +8,13 @@ template <int kRows, class X>
 __device__ __forceinline__ void gemv_gated(const uint8_t* weight, int format, X& x,
                                            const Outputs& outputs, const ActOutput& out) {
   __shared__ GatedParts<kRows> parts;
+  const OneGatedTeam teams;
+  const int block = static_cast<int>(blockIdx.x);
 #define RF_CASE(number, Format) \
-  case number: gated_sums<Format>(weight, x, outputs, parts); break;
+  case number: gated_sums<Format>(weight, x, outputs, teams, block, parts); break;
   switch (format) { RF_FORMAT_NUMBERS(RF_CASE) }
 #undef RF_CASE
-  gated_finish(parts, x.rows, outputs, out);
+  gated_finish(parts, x.rows, outputs, out, OneGatedTeam::waves(), block, 0);
 }
 
 }  // namespace rf

@@ -119,6 +119,8 @@ PLANTED = (
     ("shared experts", "rf_experts_gate_up_shared_*"),
     ("shared experts", "rf_experts_down_shared_*"),
     ("shared experts", "rf_mix_experts"),
+    ("experts beside", "rf_experts_gate_up_beside"),
+    ("experts beside", "rf_experts_down_beside"),
     ("add_shared", "rf_add_shared"),
     ("add_shared", "rf_add_shared_rms_norm"),
     ("logits", "rf_softcap"),

@@ -279,3 +279,62 @@ def rf_experts_add_down(
     squares: Pointer,
 ) -> None:
     """Adds to the residual what `rf_experts_down` makes, as `rf_gemv_deferred` does."""
+
+
+def rf_experts_gate_up_beside(
+    *,
+    weight: Pointer,
+    places: Pointer | None,
+    q: Pointer,
+    scale: Pointer,
+    chosen: Pointer,
+    out: Forms,
+    expert_bytes: I64,
+    num_chosen: I32,
+    out_features: I32,
+    quant_blocks: I32,
+    activation: I32,
+    format: I32,
+    beside_weight: Pointer,
+    beside_q: Pointer,
+    beside_scale: Pointer,
+    beside_out: Forms,
+    beside_features: I32,
+    beside_format: I32,
+    beside_threads: I32,
+) -> None:
+    """Does what `rf_experts_gate_up` does with a row, and `rf_gemv_gated` with another one."""
+
+
+def rf_experts_down_beside(
+    *,
+    weight: Pointer,
+    places: Pointer | None,
+    q: Pointer,
+    scale: Pointer,
+    chosen: Pointer,
+    weights: Pointer,
+    out: Pointer,
+    expert_bytes: I64,
+    num_chosen: I32,
+    out_features: I32,
+    quant_blocks: I32,
+    format: I32,
+    beside_weight: Pointer,
+    beside_q: Pointer,
+    beside_scale: Pointer,
+    beside_out: Pointer,
+    beside_quant_blocks: I32,
+    beside_format: I32,
+    beside_threads: I32,
+    arrived: Pointer | None,
+    mixed_weight: Pointer | None,
+    shared_weight: Pointer | None,
+    residual: Pointer | None,
+    post_weight: Pointer | None,
+    scale_of_sum: Pointer | None,
+    norm_weight: Pointer | None,
+    normed: Forms,
+    eps: F32,
+) -> None:
+    """Does what `rf_experts_down` and `rf_gemv` do, and may do `rf_add_shared_rms_norm`, too."""

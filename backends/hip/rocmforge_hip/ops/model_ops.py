@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
-from rocmforge.models.blocks import DeltaNet, Embedding, Experts, Mamba
+from rocmforge.models.blocks import DeltaNet, Embedding, Experts, FeedForward, Mamba, SharedExpert
 from rocmforge.models.config import ActivationFunction, ModelConfig
 from rocmforge.models.families import FAMILIES
 from rocmforge.models.forward.ops import AttentionSpec
@@ -24,6 +24,7 @@ from rocmforge_hip.device.library import KernelLibrary
 from rocmforge_hip.device.memory import DeviceArray
 from rocmforge_hip.ops.activations import NORMED_TOKENS, Activation, ActivationArrays, Forms
 from rocmforge_hip.ops.cached_attention import CachedAttention, DeviceRopeTable, LayerCache
+from rocmforge_hip.ops.experts.beside import BesideKernels, DownBeside
 from rocmforge_hip.ops.experts.deferred import DeferredExperts
 from rocmforge_hip.ops.experts.groups import GroupKernels
 from rocmforge_hip.ops.experts.latent import LatentKernels
@@ -33,10 +34,10 @@ from rocmforge_hip.ops.experts.shared import SharedKernels
 from rocmforge_hip.ops.full_attention import FullAttention, UnturnedRows
 from rocmforge_hip.ops.geometry import Geometry, groups_experts
 from rocmforge_hip.ops.linear.bounds import BoundedProducts
-from rocmforge_hip.ops.linear.mixed_gemv import UnmadeProduct, is_norm_later
+from rocmforge_hip.ops.linear.mixed_gemv import is_norm_later
 from rocmforge_hip.ops.linear.products import GATES, LinearKernels
 from rocmforge_hip.ops.lora import DeviceAdapters, Lora
-from rocmforge_hip.ops.norms import RmsNorms, norms_of
+from rocmforge_hip.ops.norms import RmsNorms, norms_of, without_norm
 from rocmforge_hip.ops.operands import empty, f16_of, f32_of, part_of
 from rocmforge_hip.ops.recurrent.layers import RecurrentLayers
 from rocmforge_hip.ops.rows import HiddenRows, PerLayerRows, RowKernels
@@ -94,6 +95,7 @@ class HipOps:
             self._tower = TowerRows(config, config.tower, library, self._rows, arena, arena.patches)
         self._lora = Lora(library, arena, self.products, resources.adapters)
         self._route = self._pairs = self._groups = self._shared = self._deferred = None
+        self._beside: BesideKernels | None = None
         if arena.experts is not None:
             self._route = RouteKernels(
                 *(library, geometry, arena, config.norm_eps),
@@ -105,9 +107,13 @@ class HipOps:
             self._deferred = DeferredExperts(
                 library, self.products, self._pairs, resources.expert_formats
             )
+            if arena.experts.mixed is not None:
+                self._beside = BesideKernels(
+                    library, arena, self.products, self._pairs, config.norm_eps
+                )
         self._sums = Sums(
             *(arena, self.products, self._norms, config.norm_eps),
-            *(self._route, self._deferred),
+            *(self._route, self._deferred, self._beside),
         )
         self._bounded = None
         if arena.bounded is not None:
@@ -349,7 +355,11 @@ class HipOps:
         assert self._route is not None
         assert self._arena.experts is not None
         rows, features = residual.rows, residual.features
-        if self._routes_later(delta, norms, experts, rule):
+        if (
+            self._deferred is not None
+            and self._deferred.chooses(delta, norms, experts, rule.num_experts)
+            and not self._route.is_hosted(experts)
+        ):
             normed = self._sums.add_and_defer(residual, delta, norms[0])
             assert normed is not None
             return residual, [normed], self._route.route_later(residual, norms[0], experts, rule)
@@ -376,26 +386,6 @@ class HipOps:
             self._norms.norm(residual, weight, None, of_sum)
         return residual, outs, chosen
 
-    def _routes_later(
-        self,
-        delta: Activation,
-        norms: Sequence[Weight],
-        experts: Experts[Weight],
-        rule: ExpertsConfig,
-    ) -> bool:
-        """Returns whether the product with experts chooses them, and is all that reads the norm."""
-        assert self._route is not None
-        assert self._deferred is not None
-        others = experts.shared, experts.router_norm, experts.latent_down
-        return (
-            isinstance(delta, UnmadeProduct)
-            and delta.defers
-            and len(norms) == 1
-            and all(other is None for other in others)
-            and not self._route.is_hosted(experts)
-            and self._deferred.chooses(experts, rule.num_experts)
-        )
-
     def experts(
         self,
         x: Activation,
@@ -421,13 +411,31 @@ class HipOps:
         kernels = self._groups if grouped else self._pairs
         return kernels.mix(x, chosen, weights, experts, GATES[activation])
 
+    def experts_beside(
+        self,
+        step: DeviceStep,
+        inputs: tuple[Activation, Activation],
+        chosen: tuple[Activation, Activation],
+        experts: Experts[Weight],
+        network: FeedForward[Weight] | SharedExpert[Weight],
+        activation: ActivationFunction,
+    ) -> tuple[Activation, Activation]:
+        x, beside = inputs[1], self._beside if step.variant.defers_norms else None
+        are_plain = not step.shape.lora_tiles  # an adapter changes neither
+        if beside and are_plain and beside.multiplies(x, chosen[0], experts, network):
+            return beside.mix(inputs, chosen, experts, network, GATES[activation])
+        mixed = self.experts(inputs[0], *chosen, experts, activation)
+        y = self.gated_linear(step, x, network.gate, network.up, activation)
+        return mixed, self.linear(step, y, network.down, None)
+
     def add_shared(
         self, mixed: Activation, shared: Activation, x: Activation, router: Weight | None
     ) -> Activation:
         """Writes the sum to the place of the shared expert's result, if it is made at all."""
-        shared, norm = self._sums.unnormed(shared)
-        if norm is not None:
-            shared = self.norm(shared, norm, None)
+        if not isinstance(without_norm(shared)[0], DownBeside):
+            shared, norm = self._sums.unnormed(shared)
+            if norm is not None:
+                shared = self.norm(shared, norm, None)
         return UnmadeSum(
             *(shared.arrays, shared.rows, shared.features),
             first=mixed,

@@ -35,6 +35,7 @@ class ShardedOps(HipOps):
         super().__init__(resources)
         self._communicator = communicator
         self._orders = orders
+        self._beside = None  # what experts make is added up first
 
     def linear(
         self, step: DeviceStep, x: Activation, weight: Weight, bias: Weight | None

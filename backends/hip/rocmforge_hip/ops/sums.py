@@ -11,6 +11,7 @@ from typing import Final, TypeGuard
 
 from rocmforge_hip.device.memory import DeviceArray
 from rocmforge_hip.ops.activations import Activation, ActivationArrays, Forms
+from rocmforge_hip.ops.experts.beside import BesideKernels, DownBeside
 from rocmforge_hip.ops.experts.deferred import DeferredExperts, UnmadeMix
 from rocmforge_hip.ops.experts.routing import RouteKernels, UnmadeSum
 from rocmforge_hip.ops.linear.gemm import UnmadeSplits
@@ -31,6 +32,7 @@ class Sums:
         eps: Of norms.
         route: Of a model with experts.
         experts: Of such a model, those of one token.
+        beside: Those of a token and a network beside them, of a model that has some.
     """
 
     def __init__(
@@ -41,6 +43,7 @@ class Sums:
         eps: float,
         route: RouteKernels | None,
         experts: DeferredExperts | None,
+        beside: BesideKernels | None,
     ) -> None:
         self._arena = arena
         self._products = products
@@ -48,6 +51,7 @@ class Sums:
         self._eps = eps
         self._route = route
         self._experts = experts
+        self._beside = beside
 
     def norm(
         self, x: Activation, weight: Weight | None, bias: Weight | None, eps: float | None
@@ -94,11 +98,17 @@ class Sums:
         if isinstance(delta, UnmadeProduct):
             vector, factor = optional_vector(weight, residual.features), optional_vector(scale, 1)
             self._products.make_and_norm(delta, residual, vector, self._eps, out, factor)
+        elif isinstance(delta, UnmadeSum) and self._adds_beside(delta, weight):
+            assert self._beside is not None
+            assert weight is not None
+            self._beside.add_and_norm(residual, delta, weight, scale, out)
         elif (
             isinstance(delta, UnmadeSum)
             and self._route is not None
             and self._route.adds_and_norms(weight, residual.features)
         ):
+            for x in (delta.first, delta.second):
+                self._made_beside(without_norm(x)[0])
             self._route.add_and_norm(residual, delta, weight, scale, out)
         elif self.adds_splits(delta) and weight is not None:
             self.add_splits_norm(residual, delta, weight, out, scale)
@@ -124,6 +134,16 @@ class Sums:
         assert isinstance(self._norms, RmsNorms)
         self._products.gemm.take(delta)
         self._norms.add_splits_norm(residual, delta, weight, out, scale)
+
+    def _adds_beside(self, total: UnmadeSum, weight: Weight | None) -> bool:
+        """Returns whether the launch that makes what is added up does all of that."""
+        return self._beside is not None and self._beside.adds_and_norms(total, weight)
+
+    def _made_beside(self, x: Activation) -> None:
+        """Makes a product of experts and a network beside them, if it is one that is not made."""
+        if isinstance(x, DownBeside):
+            assert self._beside is not None
+            self._beside.make(x.both)
 
     def add_and_defer(
         self, residual: Activation, delta: Activation, weight: Weight
@@ -213,4 +233,6 @@ class Sums:
             shared = self.made(x.second)
             self._route.add_shared(self.made(x.first), shared, x.x, x.router)
             return shared, x.post_norm
-        return without_norm(x)
+        x, norm = without_norm(x)
+        self._made_beside(x)
+        return x, norm

@@ -105,6 +105,10 @@ def groups() -> Iterator[Group]:
             for name in ("to a sum", "to a norm", "norms to a norm")
         ]
         yield Group(recipe, tuple(cases))
+    beside = replace(_SHAPE, architecture="glm4moe", experts=shared)
+    for name in (name for name, format in FORMATS.items() if format.is_mixed):
+        recipe = replace(beside, format=name, expert_format=name)
+        yield Group(recipe, (Case("experts beside", name, _INT8, _beside),))
 
 
 def _mixed(name: str, limit: float, slices: int = 1) -> Iterator[Case]:
@@ -270,6 +274,42 @@ def _deferred(bench: Workbench) -> float:
     of_norm = values_of(present(layer.attention_norm))
     rounding = int8_error(bench, normed, found * of_norm)
     return max(*errors, rounding, completed_error(bench, normed, found))
+
+
+def _beside(bench: Workbench) -> float:
+    """Returns the error of experts and a network beside them, whose sum goes to the residual."""
+    rule, experts, arrays = _experts(bench)
+    layer, on_device = bench.weights.layers[0], bench.model.weights.layers[0]
+    there = present(on_device.experts)
+    width, ops, kind = bench.config.hidden_size, bench.model.ops, bench.config.activation
+    values, old = exact_activation(1, width) / np.float32(16), random_values(60, width)[59:]
+    chosen = np.random.default_rng(1).permutation(rule.num_experts)[None, : rule.num_chosen]
+    factors = np.linspace(0.2, 1, rule.num_chosen, dtype=np.float32)[None]
+    x = bench.activation(bench.model.arena.normed, values)
+    names = bench.put(chosen.astype(np.int32), arrays.chosen.int32(*chosen.shape))
+    choice = Activation(arrays.chosen, 1, rule.num_chosen, i32=names)
+    step = replace(bench.step([(1, 1, [])]), variant=VARIANTS["deferred"])
+    weights = bench.activation(arrays.weights, factors)
+    network = present(there.shared)
+    mixed, made = ops.experts_beside(step, (x, x), (choice, weights), there, network, kind)
+    total = ops.add_shared(mixed, made, x, None)
+    residual = bench.activation(bench.residual, old)
+    total, normed = ops.add_norm(residual, total, on_device.attention_norm, None)
+    row, want, size = values[0].astype(np.float64), old.astype(np.float64), np.abs(old)
+    shared = present(experts.shared)
+    matrices = [values_of(present(each)) for each in (experts.gate, experts.up, experts.down)]
+    networks = [
+        (float(factor), *(matrix[expert] for matrix in matrices))
+        for expert, factor in zip(chosen[0].tolist(), factors[0].tolist(), strict=True)
+    ]
+    of_shared = (values_of(present(each)) for each in (shared.gate, shared.up, shared.down))
+    for factor, gate, up, down in [*networks, (1.0, *of_shared)]:
+        inner = oracle.gated(gate @ row, up @ row, kind)
+        want = want + factor * (down @ inner)
+        size = size + factor * (np.abs(down) @ np.abs(inner))
+    found = bench.result(total).astype(np.float64)  # rounding before it is no error of its norm
+    of_norm = _normed(bench, found, layer.attention_norm)
+    return max(error(found, want, size), int8_error(bench, normed, of_norm))
 
 
 def _largest_of_blocks(x: Float64) -> Float64:

@@ -24,6 +24,17 @@ struct Chosen {
   const int32_t* expert;  // [tokens, num_chosen], of those that this device has, or kElsewhere
   const float* weight;    // [tokens, num_chosen]
   int num_chosen;
+
+  __device__ __forceinline__ int expert_of(int64_t pair) const { return expert[pair]; }
+  __device__ __forceinline__ float weight_of(int64_t pair) const { return weight[pair]; }
+};
+
+// The same, or where `expert` is null, a matrix that every token passes.
+struct ChosenOrAll : Chosen {
+  __device__ __forceinline__ int expert_of(int64_t pair) const { return expert ? expert[pair] : 0; }
+  __device__ __forceinline__ float weight_of(int64_t pair) const {
+    return expert ? weight[pair] : 1.0f;
+  }
 };
 
 // The rows of a lane in the matrix of an expert.

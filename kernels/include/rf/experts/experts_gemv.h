@@ -25,15 +25,15 @@ __device__ __forceinline__ void sum_of_slices(const float (&sums)[kSlices][kGrou
 }
 
 // Adds to `mixed` what a wave finds for a tile of the weighted sum of what a token's experts make.
-template <class Format, int kSlices, class Tile>
+template <class Format, int kSlices, class Tile, class Choice>
 __device__ __forceinline__ void mix_experts(const ExpertMatrices& experts, const Activations& x,
-                                            const Chosen& chosen, const Outputs& outputs,
+                                            const Choice& chosen, const Outputs& outputs,
                                             int64_t token, const Tile& tile,
                                             const ExpertWaves& waves, float (&mixed)[kGroups]) {
   prepare<Format>();
   for (int i = waves.first_expert(); i < chosen.num_chosen; i += waves.at_once) {
     const int64_t pair = token * chosen.num_chosen + i;
-    const int expert = chosen.expert[pair];
+    const int expert = chosen.expert_of(pair);
     if (expert == kElsewhere) continue;
     Format rows[kGroups];
     expert_rows(experts, expert, outputs, x.quant_blocks, tile, rows);
@@ -43,7 +43,7 @@ __device__ __forceinline__ void mix_experts(const ExpertMatrices& experts, const
     gemv_dot(rows, x, first_quant_blocks, waves.first_piece(), waves.piece_step(), sums, [] {});
     float sum[1][kGroups];
     sum_of_slices(sums, sum);
-    for (int j = 0; j < kGroups; ++j) mixed[j] += chosen.weight[pair] * sum[0][j];
+    for (int j = 0; j < kGroups; ++j) mixed[j] += chosen.weight_of(pair) * sum[0][j];
   }
 }
 

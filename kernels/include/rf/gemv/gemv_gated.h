@@ -21,25 +21,51 @@ struct GatedParts {
   alignas(16) float columns[kRows][kActBlock];
 };
 
-// Multiplies with tiles 4 b to 4 b + 3 of the matrix, where b is the block's number.
-template <class Format, int kRows, class X>
+// How the threads of a block divide its tiles: each team takes a tile at a time.
+struct GatedTeams {
+  int threads;  // of a team; whole waves
+
+  __device__ __forceinline__ int count() const { return static_cast<int>(blockDim.x) / threads; }
+  __device__ __forceinline__ int waves() const { return threads / kWave; }
+  __device__ __forceinline__ int own() const { return uniform(wave_id() / waves()); }
+  __device__ __forceinline__ Pieces pieces() const {
+    const int thread = static_cast<int>(threadIdx.x) - own() * threads;
+    return {thread / kGroupRows, threads / kGroupRows};
+  }
+};
+
+// All threads of the block are one.
+struct OneGatedTeam {
+  static __device__ __forceinline__ int count() { return 1; }
+  static __device__ __forceinline__ int waves() { return static_cast<int>(blockDim.x) / kWave; }
+  static __device__ __forceinline__ int own() { return 0; }
+  static __device__ __forceinline__ Pieces pieces() {
+    return {GemvTile<1>::first_piece(), GemvTile<1>::piece_step()};
+  }
+};
+
+// Multiplies with tiles 4 b to 4 b + 3 of the matrix, where b is `block`.
+template <class Format, int kRows, class X, class Teams>
 __device__ __forceinline__ void gated_sums(const uint8_t* weight, X& x, const Outputs& outputs,
+                                           const Teams& teams, int block,
                                            GatedParts<kRows>& parts) {
+  const int own = teams.own(), wave = wave_id() - own * teams.waves();
 #pragma unroll 1
-  for (int t = 0; t < kGatedTiles; ++t) {
+  for (int t = own; t < kGatedTiles; t += teams.count()) {
     float sums[kRows][kGroups] = {};
-    const int tile = static_cast<int>(blockIdx.x) * kGatedTiles + t;
-    gemv_sums<Format>(weight, x, outputs, tile, sums);
-    store_sums(sums, x, parts.sums[t][wave_id()]);
+    const int tile = block * kGatedTiles + t;
+    gemv_sums<Format>(weight, x, outputs, tile, teams.pieces(), sums, [&] { x.wait(); });
+    store_sums(sums, x, parts.sums[t][wave]);
   }
 }
 
-// Adds them up in the order of gemv_tile.h, and writes the columns of the block.
+// Adds up what so many waves of a tile found, in the order of gemv_tile.h, and writes the columns
+// of the block to rows `first_row` and following of `out`.
 template <int kRows>
 __device__ __forceinline__ void gated_finish(GatedParts<kRows>& parts, int rows,
-                                             const Outputs& outputs, const ActOutput& out) {
+                                             const Outputs& outputs, const ActOutput& out,
+                                             int waves, int block, int64_t first_row) {
   __syncthreads();
-  const int waves = static_cast<int>(blockDim.x) / kWave;
   for (int i = threadIdx.x; i < rows * kActBlock; i += blockDim.x) {
     const int m = i / kActBlock, column = i % kActBlock;
     const auto total = [&](int j) {
@@ -54,8 +80,8 @@ __device__ __forceinline__ void gated_finish(GatedParts<kRows>& parts, int rows,
   for (int from = 0; from < rows; from += static_cast<int>(blockDim.x) / kActLanes) {
     const int row = from + static_cast<int>(threadIdx.x) / kActLanes;
     const int four = static_cast<int>(threadIdx.x) % kActLanes * 4;
-    const int64_t element = static_cast<int64_t>(row) * outputs.out_features +
-                            static_cast<int64_t>(blockIdx.x) * kActBlock + four;
+    const int64_t element =
+        (first_row + row) * outputs.out_features + static_cast<int64_t>(block) * kActBlock + four;
     const bool inside = row < rows;
     out.store(element, inside ? load16(parts.columns[inside ? row : 0] + four) : Vec<float, 4>{},
               inside);

@@ -30,7 +30,8 @@ class GemvTile {
 
   // Stored row of this lane in group j. Where the layer is gated, group 0 holds gate rows and group
   // 1 the up rows that belong to them.
-  __device__ __forceinline__ int row(int j) const { return group(j) * kGroupRows + lane_row(); }
+  __device__ __forceinline__ int row(int j) const { return first_row(j) + lane_row(); }
+  __device__ __forceinline__ int first_row(int j) const { return group(j) * kGroupRows; }
 
   static __device__ __forceinline__ int first_piece() { return threadIdx.x / kGroupRows; }
   static __device__ __forceinline__ int piece_step() { return blockDim.x / kGroupRows; }

@@ -288,9 +288,11 @@ def _two_networks(
     experts, rule = present(layer.experts), present(config.layers[index].experts)
     norms = present(layer.feed_forward_norm), present(experts.norm)
     residual, (x, of_experts), chosen = ops.add_norm_route(*inputs, norms, experts, rule)
-    dense = _feed_forward(config, present(layer.feed_forward), ops, step, x)
+    network = present(layer.feed_forward)
+    mixed, dense = ops.experts_beside(
+        step, (of_experts, x), chosen, experts, network, config.activation
+    )
     dense = ops.norm(dense, present(experts.dense_post_norm), None)
-    mixed = ops.experts(of_experts, *chosen, experts, config.activation)
     mixed = ops.norm(mixed, present(experts.post_norm), None)
     return residual, ops.add_shared(mixed, dense, x, None)
 
@@ -308,11 +310,16 @@ def _experts(
     inputs = x
     if experts.latent_down is not None:
         inputs = ops.linear(step, x, experts.latent_down, None)
-    mixed = ops.experts(inputs, *chosen, experts, config.activation)
-    if experts.latent_up is not None:
-        mixed = ops.linear(step, mixed, experts.latent_up, None)
     if shared is None:
-        return mixed
-    y = ops.gated_linear(step, x, shared.gate, shared.up, config.activation)
-    y = ops.linear(step, y, shared.down, None)
+        mixed = ops.experts(inputs, *chosen, experts, config.activation)
+        return _out_of_latent(experts, ops, step, mixed)
+    mixed, y = ops.experts_beside(step, (inputs, x), chosen, experts, shared, config.activation)
+    mixed = _out_of_latent(experts, ops, step, mixed)
     return ops.add_shared(mixed, y, x, shared.router)
+
+
+def _out_of_latent(experts: Experts[W], ops: Ops[A, W, S], step: S, mixed: A) -> A:
+    """Returns what experts made, out of the space that they are in, if they are in one."""
+    if experts.latent_up is None:
+        return mixed
+    return ops.linear(step, mixed, experts.latent_up, None)

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from rocmforge.models.blocks import DeltaNet, Embedding, Experts, Mamba
+from rocmforge.models.blocks import DeltaNet, Embedding, Experts, FeedForward, Mamba, SharedExpert
 from rocmforge.models.config import ActivationFunction, ModelConfig
 from rocmforge.models.layer_config import ExpertsConfig
 
@@ -260,6 +260,29 @@ class Ops(Protocol[A, W, S]):
             chosen: As from `add_norm_route`.
             weights: As from `add_norm_route`.
             experts: Whose gate, up and down are computed with.
+            activation: Of the gate, or of up without one.
+        """
+        ...
+
+    def experts_beside(
+        self,
+        step: S,
+        inputs: tuple[A, A],
+        chosen: tuple[A, A],
+        experts: Experts[W],
+        network: FeedForward[W] | SharedExpert[W],
+        activation: ActivationFunction,
+    ) -> tuple[A, A]:
+        """Returns what experts make of tokens, and a network beside them: [T, features] each.
+
+        They are the results of `experts`, and of `gated_linear` and `linear`, without biases.
+
+        Args:
+            step: The running one.
+            inputs: [T, features] that the experts read, and [T, hidden_size] that the network does.
+            chosen: Experts and weights, as from `add_norm_route`.
+            experts: See `experts`.
+            network: Whose gate, up and down are computed with.
             activation: Of the gate, or of up without one.
         """
         ...

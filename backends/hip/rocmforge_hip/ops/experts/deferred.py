@@ -6,6 +6,7 @@ residual and leaves the norm of that to what reads it (kernels/src/experts/exper
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rocmforge.models.blocks import Experts
@@ -15,7 +16,7 @@ from rocmforge_hip.kernels import experts as kernels
 from rocmforge_hip.ops.activations import Activation
 from rocmforge_hip.ops.experts.pairs import GATE_UP_THREADS, PairKernels, gate_up_of
 from rocmforge_hip.ops.experts.routing import UnmadeChoice
-from rocmforge_hip.ops.linear.mixed_gemv import TILES_AT_ONCE, NormLater
+from rocmforge_hip.ops.linear.mixed_gemv import TILES_AT_ONCE, NormLater, UnmadeProduct
 from rocmforge_hip.ops.linear.products import LinearKernels
 from rocmforge_hip.ops.operands import f32_of, i32_of, optional_vector, part_of, vector_of
 from rocmforge_hip.weights.formats import Weight
@@ -62,10 +63,30 @@ class DeferredExperts:
             for name in some
         }
 
-    def chooses(self, experts: Experts[Weight], num_experts: int) -> bool:
-        """Returns whether gate and up choose among so many experts."""
-        has_kernel = gate_up_of(experts).format.name in self._gate_ups
-        return has_kernel and num_experts <= GATE_UP_THREADS
+    def chooses(
+        self,
+        delta: Activation,
+        norms: Sequence[Weight],
+        experts: Experts[Weight],
+        num_experts: int,
+    ) -> bool:
+        """Returns whether gate and up choose among so many experts, and alone read their norm.
+
+        Args:
+            delta: What is added to the residual before it.
+            norms: Of the sum.
+            experts: Of the layer.
+            num_experts: Those that the router knows.
+        """
+        others = experts.shared, experts.router_norm, experts.latent_down
+        return (
+            isinstance(delta, UnmadeProduct)
+            and delta.defers
+            and len(norms) == 1
+            and all(other is None for other in others)
+            and gate_up_of(experts).format.name in self._gate_ups
+            and num_experts <= GATE_UP_THREADS
+        )
 
     def mix(
         self,

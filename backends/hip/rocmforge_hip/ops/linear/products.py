@@ -204,6 +204,11 @@ class LinearKernels:
         matrices = {part_of(weight).matrix for weight in weights}
         return len(matrices) <= MOST_MIXED and self._are_mixed(x, matrices)
 
+    def mixes_row(self, x: Activation, matrices: Iterable[Matrix]) -> bool:
+        """Returns whether x is one row of one slice, in kernels for several formats of them."""
+        through = all(self._goes_through_mixed_gemv(x, matrix) for matrix in matrices)
+        return through and self._mixed.defers(x.rows)
+
     def gated_int8(self, x: Activation, part: MatrixPart, gate: int) -> Activation | None:
         """Returns the gated product in float32 and int8, if one launch can make both, or None."""
         matrix = part.matrix

@@ -1,0 +1,226 @@
+"""Experts of one token and a network beside them, in the same launches.
+
+One multiplies with gate and up of both, and one with down, whose last block may add the sum to the
+residual and norm that (kernels/src/experts/experts_beside.hip).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from rocmforge.models.blocks import Experts, FeedForward, SharedExpert
+from rocmforge_hip.device.constants import QUANT_BLOCK
+from rocmforge_hip.device.library import KernelLibrary
+from rocmforge_hip.device.memory import DeviceArray
+from rocmforge_hip.kernels import experts as kernels
+from rocmforge_hip.ops.activations import Activation, ActivationArrays, Forms
+from rocmforge_hip.ops.experts.pairs import GATE_UP_THREADS, PairKernels, empty_mix, gate_up_of
+from rocmforge_hip.ops.experts.routing import UnmadeSum
+from rocmforge_hip.ops.geometry import groups_experts
+from rocmforge_hip.ops.linear.gemv import GEMV_OUTPUTS, gemv_threads
+from rocmforge_hip.ops.linear.products import LinearKernels
+from rocmforge_hip.ops.norms import without_norm
+from rocmforge_hip.ops.operands import empty, f32_of, i32_of, optional_vector, part_of, vector_of
+from rocmforge_hip.weights.formats import FORMAT_NUMBERS, Weight
+from rocmforge_hip.weights.products import Product
+
+_NORMED_FEATURES: Final = 16  # of a thread, at most
+_NOT_ADDED: Final = {
+    "arrived": None,
+    "mixed_weight": None,
+    "shared_weight": None,
+    "residual": None,
+    "post_weight": None,
+    "scale_of_sum": None,
+    "norm_weight": None,
+    "normed": Activation(Forms(), 0, 0),
+    "eps": 0.0,
+}
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class UnmadeDowns:
+    """The products of down for both, which one launch makes."""
+
+    grid: int
+    threads: int
+    arguments: dict[str, Any]  # of the kernel, by name
+    is_made: bool = False
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class DownBeside(Activation):
+    """One of these products: where it is written to."""
+
+    both: UnmadeDowns
+
+
+class BesideKernels:
+    """Launches them.
+
+    Args:
+        library: Where the kernels are.
+        arena: The arrays of the activations; there are some of experts.
+        products: Has the int8 forms of activations.
+        pairs: What multiplies with experts alone, and knows the arguments.
+        eps: Of norms.
+    """
+
+    def __init__(
+        self,
+        library: KernelLibrary,
+        arena: ActivationArrays[DeviceArray],
+        products: LinearKernels,
+        pairs: PairKernels,
+        eps: float,
+    ) -> None:
+        self._arena, self._products, self._pairs, self._eps = arena, products, pairs, eps
+        self._gate_up = library.kernel(
+            "rf_experts_gate_up_beside", kernels.rf_experts_gate_up_beside
+        )
+        self._down = library.kernel("rf_experts_down_beside", kernels.rf_experts_down_beside)
+
+    def multiplies(
+        self,
+        x: Activation,
+        chosen: Activation,
+        experts: Experts[Weight],
+        network: FeedForward[Weight] | SharedExpert[Weight],
+    ) -> bool:
+        """Returns whether there are kernels for this token, its experts and the network."""
+        if experts.gate is None or network.gate is None or experts.latent_up is not None:
+            return False
+        up, down = part_of(network.up).matrix, part_of(network.down).matrix
+        of_pairs = gate_up_of(experts), part_of(experts.down).matrix
+        has_biases = experts.gate_bias is not None or experts.down_bias is not None
+        if has_biases or part_of(network.gate).matrix is not up:
+            return False
+        if groups_experts(chosen.features, of_pairs[1].num_experts, self._products.slices):
+            return False
+        threads = self._pairs.down_threads(1, of_pairs[1])
+        return (
+            up.out_features % QUANT_BLOCK == 0
+            and gemv_threads(down.quant_blocks) <= threads <= self._down.max_threads
+            and all(matrix.format.is_mixed for matrix in of_pairs)
+            and self._products.mixes_row(x, (up, down))
+        )
+
+    def mix(
+        self,
+        inputs: tuple[Activation, Activation],
+        chosen: tuple[Activation, Activation],
+        experts: Experts[Weight],
+        network: FeedForward[Weight] | SharedExpert[Weight],
+        gate: int,
+    ) -> tuple[Activation, Activation]:
+        """Returns what `Ops.experts_beside` does, the last products to be made later."""
+        (x, other), (choice, weights) = inputs, chosen
+        up, down = part_of(network.up), part_of(network.down)
+        assert up.product is not None
+        forms, matrix = self._products.forms, gate_up_of(experts)
+        _, arguments = self._pairs.gate_up(choice.features, experts, gate)
+        inner = empty(self._arena.product(up.product), 1, up.matrix.out_features, half=False)
+        forms.give_int8(inner)
+        q, scale = forms.int8(x)
+        other_q, other_scale = forms.int8(other)
+        unbiased = {name: value for name, value in arguments.items() if not name.endswith("bias")}
+        pairs = choice.features * matrix.out_features // QUANT_BLOCK
+        self._gate_up.launch(
+            (inner.features // QUANT_BLOCK + pairs, 1, 1),
+            GATE_UP_THREADS,
+            **unbiased,
+            q=q,
+            scale=scale,
+            chosen=i32_of(choice),
+            num_chosen=choice.features,
+            format=FORMAT_NUMBERS[matrix.format.name],
+            beside_weight=up.matrix.data,
+            beside_q=other_q,
+            beside_scale=other_scale,
+            beside_out=inner,
+            beside_features=inner.features,
+            beside_format=FORMAT_NUMBERS[up.matrix.format.name],
+            beside_threads=gemv_threads(up.matrix.quant_blocks),
+        )
+        of_pairs = part_of(experts.down).matrix
+        mixed = empty_mix(self._arena, 1, experts)
+        made = empty(self._arena.product(Product.DELTA), 1, mixed.features, half=False)
+        pairs_q, pairs_scale = forms.int8(arguments["out"])
+        inner_q, inner_scale = forms.int8(inner)
+        both = UnmadeDowns(
+            grid=2 * down.matrix.stored_rows // GEMV_OUTPUTS,
+            threads=self._pairs.down_threads(1, of_pairs),
+            arguments={
+                "weight": of_pairs.data,
+                "places": of_pairs.places,
+                "q": pairs_q,
+                "scale": pairs_scale,
+                "chosen": i32_of(choice),
+                "weights": f32_of(weights),
+                "out": f32_of(mixed),
+                "expert_bytes": of_pairs.nbytes,
+                "num_chosen": choice.features,
+                "out_features": mixed.features,
+                "quant_blocks": of_pairs.quant_blocks,
+                "format": FORMAT_NUMBERS[of_pairs.format.name],
+                "beside_weight": down.matrix.data,
+                "beside_q": inner_q,
+                "beside_scale": inner_scale,
+                "beside_out": f32_of(made),
+                "beside_quant_blocks": down.matrix.quant_blocks,
+                "beside_format": FORMAT_NUMBERS[down.matrix.format.name],
+                "beside_threads": gemv_threads(down.matrix.quant_blocks),
+            },
+        )
+        first, second = (
+            DownBeside(out.arrays, 1, out.features, f32=out.f32, both=both) for out in (mixed, made)
+        )
+        return first, second
+
+    def make(self, both: UnmadeDowns) -> None:
+        """Makes the products, unless somebody has."""
+        if not both.is_made:
+            self._launch(both, _NOT_ADDED)
+
+    def adds_and_norms(self, total: UnmadeSum, weight: Weight | None) -> bool:
+        """Returns whether the launch that makes both products adds their sum and norms that."""
+        first, second = (without_norm(x)[0] for x in (total.first, total.second))
+        return (
+            weight is not None
+            and total.router is None
+            and isinstance(first, DownBeside)
+            and isinstance(second, DownBeside)
+            and first.both is second.both
+            and not first.both.is_made
+            and first.features <= _NORMED_FEATURES * first.both.threads
+        )
+
+    def add_and_norm(
+        self,
+        residual: Activation,
+        total: UnmadeSum,
+        weight: Weight,
+        scale: Weight | None,
+        out: Activation,
+    ) -> None:
+        """Does what `RouteKernels.add_and_norm` does."""
+        features = residual.features
+        (first, first_norm), (_, second_norm) = map(without_norm, (total.first, total.second))
+        assert isinstance(first, DownBeside)
+        added = {
+            "arrived": self._arena.arrived,
+            "mixed_weight": optional_vector(first_norm, features),
+            "shared_weight": optional_vector(second_norm, features),
+            "residual": f32_of(residual),
+            "post_weight": optional_vector(total.post_norm, features),
+            "scale_of_sum": optional_vector(scale, 1),
+            "norm_weight": vector_of(weight, features),
+            "normed": out,
+            "eps": self._eps,
+        }
+        self._launch(first.both, added)
+
+    def _launch(self, both: UnmadeDowns, added: dict[str, Any]) -> None:
+        both.is_made = True
+        self._down.launch((both.grid, 1, 1), both.threads, **both.arguments, **added)
