@@ -272,10 +272,13 @@ class ReferenceOps:
         inputs: Float32Array = (rows + own) * np.float32(math.sqrt(0.5))
         return inputs
 
-    def gate_per_layer(self, gate: Float32Array, inputs: Float32Array, layer: int) -> Float32Array:
+    def gate_per_layer(
+        self, step: Step, x: Float32Array, gate: Weight, inputs: Float32Array, layer: int
+    ) -> Float32Array:
         size = self._config.per_layer_size
         own = inputs[:, layer * size : (layer + 1) * size]
-        return ops.activate(gate, ActivationFunction.GELU_TANH) * own
+        gates = self.linear(step, x, gate, None)
+        return ops.activate(gates, ActivationFunction.GELU_TANH) * own
 
     def gelu(self, x: Float32Array, activation: ActivationFunction) -> Float32Array:
         return ops.activate(x, activation)

@@ -102,10 +102,10 @@ def results(runner: HipRunner, counts: tuple[int, ...] = (1, 2, 4)) -> list[Step
         ("olmo2", 1, {"plain": 11, "fused": 9, "rounded": 8, "fewest": 6, "deferred": 8}),
         # Heads of 512 leave no registers to rotate in attention.
         ("gemma4", 2, {"plain": 10, "fused": 9, "rounded": 8, "fewest": 6, "deferred": 8}),
-        # Four of them are of the other embedding, if sums are launches of their own; the last layer
-        # reads another's cache.
-        ("gemma4-e", 1, {"plain": 14, "fused": 12, "rounded": 11, "fewest": 8}),
-        ("gemma4-e", 4, {"plain": 14, "fused": 12, "rounded": 11, "fewest": 8}),
+        # Four of them are of the other embedding, if sums are launches of their own, or three where
+        # its gate is made with what that gates; the last layer reads another's cache.
+        ("gemma4-e", 1, {"plain": 14, "fused": 12, "rounded": 10, "fewest": 7}),
+        ("gemma4-e", 4, {"plain": 14, "fused": 12, "rounded": 10, "fewest": 7}),
     ],
 )
 def test_launches_of_a_layer(

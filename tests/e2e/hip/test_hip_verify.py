@@ -145,6 +145,7 @@ PLANTED = (
     ("image rows", "rf_gemm_*"),
     ("sigmoid_gate", "rf_sigmoid_gate"),
     ("gate_per_layer", "rf_gate_per_layer"),
+    ("gemv to another embedding", "rf_gemv_per_layer_r*"),
     ("store_hidden", "rf_store_hidden"),
     ("beside_hidden", "rf_beside_hidden"),
     ("squared_relu", "rf_squared_relu"),

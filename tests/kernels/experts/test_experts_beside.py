@@ -123,9 +123,8 @@ class Case:
             ]
 
         residual, *of_norms = rng.uniform(0.5, 2, (5, 1, features)).astype(np.float32)
-        mixed, shared, post, norm = (device.upload(weight) for weight in of_norms)
-        if not self.has_norms:
-            mixed = shared = post = None
+        *between, norm = (device.upload(weight) for weight in of_norms)
+        mixed, shared, post = between if self.has_norms else (None, None, None)
         scale = device.upload(np.array([0.75], np.float32)) if self.has_norms else None
         arrived = device.upload(np.zeros(1, np.uint32))
 

@@ -87,6 +87,25 @@ def rf_gemv_norm(
     """Does what `rf_gemv` does, and then what `rf_add_rms_norm` does with the product."""
 
 
+def rf_gemv_per_layer(
+    *,
+    weight: Pointer,
+    q: Pointer,
+    scale: Pointer,
+    rows: I32,
+    slices: I32,
+    out_features: I32,
+    quant_blocks: I32,
+    format: I32,
+    embedded: Pointer,
+    projected: Pointer,
+    stride: I64,
+    factor: F32,
+    out: Forms,
+) -> None:
+    """Multiplies int8 rows, and gates a token's other embedding with that: `rf_gate_per_layer`."""
+
+
 def rf_gemv_gated(
     *,
     weight: Pointer,

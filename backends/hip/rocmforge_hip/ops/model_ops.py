@@ -24,7 +24,7 @@ from rocmforge_hip.device.library import KernelLibrary
 from rocmforge_hip.device.memory import DeviceArray
 from rocmforge_hip.ops.activations import NORMED_TOKENS, Activation, ActivationArrays, Forms
 from rocmforge_hip.ops.cached_attention import CachedAttention, DeviceRopeTable, LayerCache
-from rocmforge_hip.ops.experts.beside import BesideKernels, DownBeside
+from rocmforge_hip.ops.experts.beside import BesideKernels
 from rocmforge_hip.ops.experts.deferred import DeferredExperts
 from rocmforge_hip.ops.experts.groups import GroupKernels
 from rocmforge_hip.ops.experts.latent import LatentKernels
@@ -37,7 +37,7 @@ from rocmforge_hip.ops.linear.bounds import BoundedProducts
 from rocmforge_hip.ops.linear.mixed_gemv import is_norm_later
 from rocmforge_hip.ops.linear.products import GATES, LinearKernels
 from rocmforge_hip.ops.lora import DeviceAdapters, Lora
-from rocmforge_hip.ops.norms import RmsNorms, norms_of, without_norm
+from rocmforge_hip.ops.norms import RmsNorms, norms_of
 from rocmforge_hip.ops.operands import empty, f16_of, f32_of, part_of
 from rocmforge_hip.ops.recurrent.layers import RecurrentLayers
 from rocmforge_hip.ops.rows import HiddenRows, PerLayerRows, RowKernels
@@ -272,15 +272,14 @@ class HipOps:
 
         All norms of that launch have the same eps.
         """
-        defers = step.variant.defers_norms and not step.shape.lora_tiles
         are_rms = isinstance(self._norms, RmsNorms) and self._resources.config.post_norm_eps is None
         if not are_rms or self._lora.changes(step, part.matrix):
             return None
         if x.rows > self.products.gemv_rows:
             return self.products.multiply(x, part, bias, leaves_splits=True)
-        if not (defers or step.variant.norms_products):
+        if not (step.defers or step.variant.norms_products):
             return None
-        return self.products.later(x, part, bias, defers=defers)
+        return self.products.later(x, part, bias, defers=step.defers)
 
     def qkv(
         self,
@@ -420,9 +419,8 @@ class HipOps:
         network: FeedForward[Weight] | SharedExpert[Weight],
         activation: ActivationFunction,
     ) -> tuple[Activation, Activation]:
-        x, beside = inputs[1], self._beside if step.variant.defers_norms else None
-        are_plain = not step.shape.lora_tiles  # an adapter changes neither
-        if beside and are_plain and beside.multiplies(x, chosen[0], experts, network):
+        x, beside = inputs[1], self._beside if step.defers else None
+        if beside and beside.multiplies(x, chosen[0], experts, network):
             return beside.mix(inputs, chosen, experts, network, GATES[activation])
         mixed = self.experts(inputs[0], *chosen, experts, activation)
         y = self.gated_linear(step, x, network.gate, network.up, activation)
@@ -432,10 +430,7 @@ class HipOps:
         self, mixed: Activation, shared: Activation, x: Activation, router: Weight | None
     ) -> Activation:
         """Writes the sum to the place of the shared expert's result, if it is made at all."""
-        if not isinstance(without_norm(shared)[0], DownBeside):
-            shared, norm = self._sums.unnormed(shared)
-            if norm is not None:
-                shared = self.norm(shared, norm, None)
+        shared = self._sums.beside_experts(shared)
         return UnmadeSum(
             *(shared.arrays, shared.rows, shared.features),
             first=mixed,
@@ -455,12 +450,16 @@ class HipOps:
         self._per_layer.prepare(table, self._token_ids(step), projected, norm)
         return projected
 
-    def gate_per_layer(self, gate: Activation, inputs: Activation, layer: int) -> Activation:
+    def gate_per_layer(
+        self, step: DeviceStep, x: Activation, gate: Weight, inputs: Activation, layer: int
+    ) -> Activation:
         assert self._per_layer is not None
-        assert self._arena.other_embedding is not None
-        arrays = self._arena.other_embedding.gated
-        out = self._sums.to_multiply(arrays, gate.rows, gate.features)
-        self._per_layer.gate(gate, inputs, layer, out)
+        part, own = part_of(gate), self._per_layer.own(inputs, layer)
+        out = self._sums.to_multiply(self._per_layer.gated, x.rows, part.out_features)
+        if step.variant.rounds_products and self.products.gates_per_layer(x, part):
+            self.products.gate_per_layer(x, part, own, out)
+        else:
+            self._per_layer.gate(self.linear(step, x, gate, None), own, out)
         return out
 
     def _token_ids(self, step: DeviceStep) -> DeviceArray:
@@ -629,7 +628,7 @@ class HipOps:
     def norm_first(
         self, step: DeviceStep, x: Activation, weights: tuple[Weight, Weight], norm: Weight
     ) -> tuple[Activation, Activation]:
-        if step.variant.defers_norms and not step.shape.lora_tiles:
+        if step.defers:
             found = self.products.norm_first(x, weights, norm, self._resources.config.norm_eps)
             if found is not None:
                 return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 from rocmforge.models.config import ActivationFunction, ModelConfig
 from rocmforge_hip.device.constants import QUANT_BLOCK
@@ -222,6 +222,7 @@ class PerLayerRows:
         rows: RowKernels,
         arrays: PerLayerArrays[DeviceArray],
     ) -> None:
+        self.gated: Final = arrays.gated
         self._size = config.per_layer_size
         # That of a norm of products over sqrt(hidden_size).
         self._eps = config.norm_eps * config.hidden_size
@@ -251,19 +252,26 @@ class PerLayerRows:
             eps=self._eps,
         )
 
-    def gate(self, gate: Activation, projected: Activation, layer: int, out: Activation) -> None:
-        """Multiplies GELU(gate) with the layer's part of the other embedding."""
+    def own(self, projected: Activation, layer: int) -> dict[str, Any]:
+        """Returns the layer's part of the other embedding, as arguments of kernels."""
         columns = layer * self._size, (layer + 1) * self._size
+        rows = self._arrays.rows.first(projected.rows, projected.features)
+        return {
+            "rows": rows.columns(*columns),
+            "projected": f32_of(projected).columns(*columns),
+            "stride": projected.features,
+            "scale": math.sqrt(0.5),
+        }
+
+    def gate(self, gate: Activation, own: dict[str, Any], out: Activation) -> None:
+        """Multiplies GELU(gate) with the layer's part of the other embedding."""
         self._gate.launch(
             (ceil_div(self._size, _GATED_ELEMENTS), gate.rows, 1),
             _THREADS,
+            **own,
             gate=f32_of(gate),
-            rows=self._arrays.rows.first(gate.rows, projected.features).columns(*columns),
-            projected=f32_of(projected).columns(*columns),
             out=out,
-            stride=projected.features,
             features=self._size,
-            scale=math.sqrt(0.5),
         )
 
 

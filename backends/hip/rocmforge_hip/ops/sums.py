@@ -207,6 +207,13 @@ class Sums:
             self._norms.norm(x.residual, x.weight, None, x)
         return x
 
+    def beside_experts(self, x: Activation) -> Activation:
+        """Returns what is added to theirs, made but for a norm, unless their launch makes it."""
+        if isinstance(without_norm(x)[0], DownBeside):
+            return x
+        x, norm = self.unnormed(x)
+        return x if norm is None else self.norm(x, norm, None, None)
+
     def made(self, x: Activation) -> Activation:
         """Returns the activation itself, made now if that was left for later."""
         x, post_norm = self.unnormed(x)

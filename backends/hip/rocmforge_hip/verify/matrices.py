@@ -15,8 +15,12 @@ from rocmforge.checkpoint.tensor import Tensor
 from rocmforge.models.blocks import ModelWeights
 from rocmforge.models.config import ActivationFunction
 from rocmforge.models.weights import present
-from rocmforge_hip.ops.activations import Activation
+from rocmforge_hip.ops.activations import Activation, Forms, PerLayerArrays
 from rocmforge_hip.ops.geometry import MAX_GEMV_ROWS
+from rocmforge_hip.ops.linear.gemv import GemvKernels
+from rocmforge_hip.ops.linear.mixed_gemv import MixedGemvKernels
+from rocmforge_hip.ops.operands import empty, part_of
+from rocmforge_hip.ops.rows import PerLayerRows, RowKernels
 from rocmforge_hip.ops.step.device_step import DeviceStep
 from rocmforge_hip.ops.step.variants import VARIANTS
 from rocmforge_hip.verify import oracle
@@ -158,6 +162,7 @@ def _joined_cases(slices: str, counts: tuple[int, ...], rounding: float) -> Iter
         name = f"q6_k, {slices}, {_rows(rows)}"
         yield Case("rounded gemv", name, rounding, partial(_rounded, rows=rows))
         yield Case("normed gemv", name, _FLOAT_SUM, partial(_normed, rows=rows))
+        yield Case("gemv to another embedding", name, rounding, partial(_per_layer, rows=rows))
 
 
 def _two_term_cases(format: str) -> Iterator[Case]:
@@ -299,6 +304,36 @@ def _rounded(bench: Workbench, rows: int) -> float:
     bench.model.ops.products.forms.int8(got)  # where int8 matrix instructions take so many rows
     wide, gate, up = values.astype(np.float64), *map(values_of, gate_and_up(bench.weights))
     return int8_error(bench, got, oracle.activate(wide @ gate.T, kind) * (wide @ up.T))
+
+
+def _per_layer(bench: Workbench, rows: int) -> float:
+    """Returns the error of another embedding of tokens, which the launch of its gate gates."""
+    arena, on_device = bench.model.arena, bench.model.weights.layers[0]
+    part, forms = part_of(present(on_device.attention).output), bench.model.ops.products.forms
+    size, layer, library = part.out_features, 1, bench.device.library
+    values = exact_activation(rows, _attended(bench)) / np.float32(16)
+    taken, projected = random_values(2 * rows, 3 * size).reshape(2, rows, -1)
+    arrays = PerLayerArrays(
+        rows=bench.put(taken, bench.new(taken.shape, "f4")), gated=arena.intermediate
+    )
+    config = replace(bench.config, per_layer_size=size)
+    table = RowKernels(library, frozenset(), adds=False, gates=False)
+    other = bench.activation(Forms(f32=bench.new(projected.shape, "f4")), projected)
+    own = PerLayerRows(library, config, table, arrays).own(other, layer)
+    formats = frozenset({part.matrix.format.name})
+    kernels = MixedGemvKernels(
+        *(library, replace(arena, other_embedding=arrays), formats),
+        *(GemvKernels(library, formats, forms), forms, None),
+    )
+    out = empty(arrays.gated, rows, size, half=False)
+    forms.give_int8(out)
+    kernels.gate_per_layer(bench.activation(arena.attended, values), part.matrix, own, out)
+    gate = (
+        values.astype(np.float64) @ values_of(present(bench.weights.layers[0].attention).output).T
+    )
+    of_layer = (taken.astype(np.float64) + projected)[:, layer * size : (layer + 1) * size]
+    activated = oracle.activate(gate, ActivationFunction.GELU_TANH)
+    return int8_error(bench, out, activated * of_layer * np.sqrt(0.5))
 
 
 def _normed(bench: Workbench, rows: int) -> float:

@@ -368,7 +368,7 @@ def _gate_per_layer(bench: Workbench) -> float:
     other = bench.activation(Forms(f32=bench.new((rows, 3 * size), "f4")), projected)
     gates = bench.activation(bench.residual, gate[:, :size].copy())
     out = empty(forms, rows, size, half=False)
-    kernels.gate(gates, other, layer, out)
+    kernels.gate(gates, kernels.own(other, layer), out)
     x = gate[:, :size].astype(np.float64)
     gelu = x / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
     own = (taken.astype(np.float64) + projected)[:, layer * size :]

@@ -15,10 +15,17 @@ inline constexpr int kGatedTiles = kActBlock / kGroupRows;  // of a block
 inline constexpr int kGatedBlocks = kBeginsEarly ? 3 : 0;
 
 // What the waves of a block found for its tiles.
-template <int kRows>
+template <int kRows, int kTiles = kGatedTiles>
 struct GatedParts {
-  float sums[kGatedTiles][kGemvThreads / kWave][kRows][kGroups][kGroupRows];
+  float sums[kTiles][kGemvThreads / kWave][kRows][kGroups][kGroupRows];
   alignas(16) float columns[kRows][kActBlock];
+
+  // The sum of row `row` of a group of a tile, of so many waves, in the order of gemv_tile.h.
+  __device__ __forceinline__ float total(int tile, int m, int group, int row, int waves) const {
+    float sum = sums[tile][0][m][group][row];
+    for (int wave = 1; wave < waves; ++wave) sum += sums[tile][wave][m][group][row];
+    return sum;
+  }
 };
 
 // How the threads of a block divide its tiles: each team takes a tile at a time.
@@ -44,48 +51,53 @@ struct OneGatedTeam {
   }
 };
 
-// Multiplies with tiles 4 b to 4 b + 3 of the matrix, where b is `block`.
-template <class Format, int kRows, class X, class Teams>
+// Multiplies with the kTiles tiles of the matrix that `block` has.
+template <class Format, int kRows, int kTiles, class X, class Teams>
 __device__ __forceinline__ void gated_sums(const uint8_t* weight, X& x, const Outputs& outputs,
                                            const Teams& teams, int block,
-                                           GatedParts<kRows>& parts) {
+                                           GatedParts<kRows, kTiles>& parts) {
   const int own = teams.own(), wave = wave_id() - own * teams.waves();
 #pragma unroll 1
-  for (int t = own; t < kGatedTiles; t += teams.count()) {
+  for (int t = own; t < kTiles; t += teams.count()) {
     float sums[kRows][kGroups] = {};
-    const int tile = block * kGatedTiles + t;
+    const int tile = block * kTiles + t;
     gemv_sums<Format>(weight, x, outputs, tile, teams.pieces(), sums, [&] { x.wait(); });
     store_sums(sums, x, parts.sums[t][wave]);
   }
 }
 
-// Adds up what so many waves of a tile found, in the order of gemv_tile.h, and writes the columns
-// of the block to rows `first_row` and following of `out`.
-template <int kRows>
-__device__ __forceinline__ void gated_finish(GatedParts<kRows>& parts, int rows,
-                                             const Outputs& outputs, const ActOutput& out,
-                                             int waves, int block, int64_t first_row) {
+// Writes the columns of the block to rows `first_row` and following of `out`, in all of its forms:
+// value(m, column) makes column `column` of them of the sums in `parts`.
+template <int kRows, int kTiles, class Value>
+__device__ __forceinline__ void act_finish(GatedParts<kRows, kTiles>& parts, int rows, int features,
+                                           const ActOutput& out, int block, int64_t first_row,
+                                           const Value& value) {
   __syncthreads();
   for (int i = threadIdx.x; i < rows * kActBlock; i += blockDim.x) {
-    const int m = i / kActBlock, column = i % kActBlock;
-    const auto total = [&](int j) {
-      const auto& of_tile = parts.sums[column / kGroupRows];
-      float sum = of_tile[0][m][j][column % kGroupRows];
-      for (int wave = 1; wave < waves; ++wave) sum += of_tile[wave][m][j][column % kGroupRows];
-      return sum;
-    };
-    parts.columns[m][column] = gated(total(0), total(1), outputs.activation);
+    parts.columns[i / kActBlock][i % kActBlock] = value(i / kActBlock, i % kActBlock);
   }
   __syncthreads();
   for (int from = 0; from < rows; from += static_cast<int>(blockDim.x) / kActLanes) {
     const int row = from + static_cast<int>(threadIdx.x) / kActLanes;
     const int four = static_cast<int>(threadIdx.x) % kActLanes * 4;
     const int64_t element =
-        (first_row + row) * outputs.out_features + static_cast<int64_t>(block) * kActBlock + four;
+        (first_row + row) * features + static_cast<int64_t>(block) * kActBlock + four;
     const bool inside = row < rows;
     out.store(element, inside ? load16(parts.columns[inside ? row : 0] + four) : Vec<float, 4>{},
               inside);
   }
+}
+
+// The columns of gate and up, of so many waves of a tile.
+template <int kRows>
+__device__ __forceinline__ void gated_finish(GatedParts<kRows>& parts, int rows,
+                                             const Outputs& outputs, const ActOutput& out,
+                                             int waves, int block, int64_t first_row) {
+  act_finish(parts, rows, outputs.out_features, out, block, first_row, [&](int m, int column) {
+    const int tile = column / kGroupRows, row = column % kGroupRows;
+    const float gate = parts.total(tile, m, 0, row, waves);
+    return gated(gate, parts.total(tile, m, 1, row, waves), outputs.activation);
+  });
 }
 
 }  // namespace rf

@@ -152,7 +152,7 @@ def _layer(
         delta = ops.norm(present(delta), layer.feed_forward_post_norm, None, config.post_norm_eps)
     if (own := layer.per_layer) is not None:
         residual, x = ops.add_norm(residual, present(delta), None, None)
-        x = ops.gate_per_layer(ops.linear(step, x, own.gate, None), present(other), spec.layer)
+        x = ops.gate_per_layer(step, x, own.gate, present(other), spec.layer)
         delta = ops.norm(ops.linear(step, x, own.output, None), own.norm, None)
     return _Stream(residual, delta, layer.output_scale)
 

@@ -311,11 +311,13 @@ class Ops(Protocol[A, W, S]):
         """
         ...
 
-    def gate_per_layer(self, gate: A, inputs: A, layer: int) -> A:
-        """Returns GELU(gate), in its form with tanh, times the layer's part of inputs.
+    def gate_per_layer(self, step: S, x: A, gate: W, inputs: A, layer: int) -> A:
+        """Returns GELU(x @ gate.T), in its form with tanh, times the layer's part of inputs.
 
         Args:
-            gate: [T, per_layer_size].
+            step: The running one.
+            x: [T, hidden_size].
+            gate: [per_layer_size, hidden_size].
             inputs: [T, per_layer_features], as from `per_layer_inputs`.
             layer: Its index.
         """

@@ -5,9 +5,9 @@ One launch multiplies with matrices of different formats, or rounds or norms wha
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple, TypeGuard
+from typing import Any, Final, NamedTuple, TypeGuard
 
 from rocmforge_hip.device.constants import QUANT_BLOCK
 from rocmforge_hip.device.kernel import Kernel
@@ -146,6 +146,12 @@ class MixedGemvKernels:
             if has_mixed
         }
 
+        self._per_layer = {
+            most: library.kernel(f"rf_gemv_per_layer_r{most}", products.rf_gemv_per_layer)
+            for most in GEMV_ROWS
+            if has_mixed and arena.other_embedding is not None
+        }
+
     def has_several(self, rows: int) -> bool:
         """Returns whether one launch multiplies so many rows with matrices of several formats."""
         return most_rows(rows * self._forms.slices) in self._mixed
@@ -240,6 +246,36 @@ class MixedGemvKernels:
             format=FORMAT_NUMBERS[matrix.format.name],
         )
         return out
+
+    def gate_per_layer(
+        self, x: Activation, matrix: Matrix, other: Mapping[str, Any], out: Activation
+    ) -> None:
+        """Multiplies rows, and gates another embedding of tokens with that: `Ops.gate_per_layer`.
+
+        Args:
+            x: [rows, in_features].
+            matrix: [out_features, in_features].
+            other: The layer's part of that embedding, as arguments of the kernel.
+            out: [rows, out_features]; its forms are written.
+        """
+        q, scale = self._forms.int8(x)
+        self._per_layer[most_rows(x.rows * self._forms.slices)].launch(
+            (matrix.out_features // QUANT_BLOCK, 1, 1),
+            gemv_threads(matrix.quant_blocks),
+            weight=matrix.data,
+            q=q,
+            scale=scale,
+            rows=x.rows,
+            slices=self._forms.slices,
+            out_features=matrix.out_features,
+            quant_blocks=matrix.quant_blocks,
+            format=FORMAT_NUMBERS[matrix.format.name],
+            embedded=other["rows"],
+            projected=other["projected"],
+            stride=other["stride"],
+            factor=other["scale"],
+            out=out,
+        )
 
     def _empty_product(self, rows: int, part: MatrixPart) -> Activation:
         """Returns what the product of so many rows with the whole matrix is to be written to."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 from rocmforge.models.config import ActivationFunction
 from rocmforge_hip.device.constants import (
@@ -215,6 +215,17 @@ class LinearKernels:
         if matrix.out_features % QUANT_BLOCK or not self._goes_through_mixed_gemv(x, matrix):
             return None
         return self._mixed.gated(x, part, gate)
+
+    def gates_per_layer(self, x: Activation, part: MatrixPart) -> bool:
+        """Returns whether one launch makes the gate of another embedding and what it gates."""
+        is_whole = part.matrix.out_features % QUANT_BLOCK == 0
+        return is_whole and self._goes_through_mixed_gemv(x, part.matrix)
+
+    def gate_per_layer(
+        self, x: Activation, part: MatrixPart, other: Mapping[str, Any], out: Activation
+    ) -> None:
+        """Does what `MixedGemvKernels.gate_per_layer` says, if `gates_per_layer`."""
+        self._mixed.gate_per_layer(x, part.matrix, other, out)
 
     def _are_mixed(self, x: Activation, matrices: Iterable[Matrix]) -> bool:
         """Returns whether a kernel multiplies so many rows with such matrices in one launch."""

@@ -61,6 +61,11 @@ class DeviceStep:
     patches: StagedRows | None = None  # of images, for a tower
 
     @property
+    def defers(self) -> bool:
+        """Whether norms and sums are left for later, as no adapter changes what they are of."""
+        return self.variant.defers_norms and not self.shape.lora_tiles
+
+    @property
     def rope_rows(self) -> DeviceArray:
         """The row of the table of rotations for each token, int32 [T]."""
         return self.inputs.rope_rows if self.shape.has_axes else self.inputs.positions

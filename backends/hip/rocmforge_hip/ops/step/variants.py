@@ -21,7 +21,8 @@ class StepVariant:
     norms_products: bool
     """Whether the last block of a product adds it to the residual and norms the sum."""
     defers_norms: bool
-    """Whether products are added where they are made, and what reads the sum completes its norm."""
+    """Whether products are added where they are made, and what reads the sum completes its norm.
+    A network beside experts is in their launches."""
     rounds_products: bool
     """Whether the product with gate and up is rounded to int8 by the launch that makes it. With
     latent attention, so are results of heads, and one launch rounds queries, multiplies them with
