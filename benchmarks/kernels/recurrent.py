@@ -269,6 +269,7 @@ class Bench:
                     *(x, self.weight, None, gates, self.decay, self.vector, self.vector),
                     *(*step, *own, kept, states, arrived, out, shape.channels, shape.heads),
                     *(shape.heads, shape.head_dim, shape.groups, shape.state_size, _WIDTH),
+                    *(None, None, None, None, None, None, 0, 0, 0, _EPS),
                     grid=(shape.heads, sequences),
                     block=shape.head_dim * 4,
                     stream=self.watch.stream,

@@ -4,8 +4,10 @@
 //
 // A block has a head. The inputs that it convolves are its own, and the B and C that the heads of a
 // group have in common: all of their blocks read the state of these channels, so that the last one
-// to have done so writes it.
+// to have done so writes it. Where the last one norms the group as well, it is the last to have
+// stored its results.
 #include "rf/last_block.h"
+#include "rf/recurrent/gated_norm.h"
 #include "rf/recurrent/mamba.h"
 #include "rf/recurrent/short_conv.h"
 
@@ -22,7 +24,10 @@ static_assert(kStepInputs / 4 <= kMambaThreads, "the first part of a block convo
 // convolved. filter: f32 [channels, width]. filter_bias: f32 [channels] or null. inputs: f32
 // [slots, width - 1, channels], state of the convolution. arrived: zeros [sequences * groups], and
 // afterwards again. What is not named here: as in mamba.hip, but head_dim is at most 128, too.
-// A sequence has one token, or none. Grid: (heads, sequences), block 128 for each 32 elements.
+// norm_threads: of the blocks of rf_gated_norm, which then norms each group with the gate first, or
+// 0: no group is normed. z, norm, normed, z_stride, eps: its arguments; norm is f32 [heads *
+// head_dim]. A sequence has one token, or none.
+// Grid: (heads, sequences), block 128 for each 32 elements.
 extern "C" __global__ __launch_bounds__(rf::kStepParts* rf::kMambaThreads) void rf_mamba_step(
     const float* __restrict__ x, const float* __restrict__ filter,
     const float* __restrict__ filter_bias, const float* __restrict__ dt,
@@ -30,8 +35,11 @@ extern "C" __global__ __launch_bounds__(rf::kStepParts* rf::kMambaThreads) void 
     const int32_t* __restrict__ sequences, const int32_t* __restrict__ query_start,
     const int32_t* __restrict__ context_len, const int32_t* __restrict__ reads,
     const int32_t* __restrict__ writes, float* inputs, float* __restrict__ state, uint32_t* arrived,
-    float* __restrict__ out, int64_t x_stride, int64_t dt_stride, int32_t heads, int32_t head_dim,
-    int32_t groups, int32_t state_size, int32_t width) {
+    float* out, int64_t x_stride, int64_t dt_stride, int32_t heads, int32_t head_dim,
+    int32_t groups, int32_t state_size, int32_t width, const float* __restrict__ z,
+    const float* __restrict__ norm, float* normed_f32, rf::half* normed_f16, int8_t* normed_q,
+    rf::ActScale* normed_q_scale, int32_t normed_q_lo_offset, int64_t z_stride,
+    int32_t norm_threads, float eps) {
   using namespace rf;
   alignas(16) __shared__ float convolved[kStepInputs];  // x, B, C
   __shared__ bool is_last;
@@ -82,7 +90,7 @@ extern "C" __global__ __launch_bounds__(rf::kStepParts* rf::kMambaThreads) void 
   }
   __syncthreads();
   uint32_t* counter = arrived + sequence * groups + group;
-  if (thread == 0 && written >= 0) {
+  if (thread == 0 && written >= 0 && norm_threads == 0) {
     is_last = atomic_add(counter, 1u) == static_cast<uint32_t>(each - 1);
   }
 
@@ -100,11 +108,21 @@ extern "C" __global__ __launch_bounds__(rf::kStepParts* rf::kMambaThreads) void 
   for (int i = 0; i < kMambaLaneRows; ++i) {
     if (rows.has_result(i)) to[rows.row_of(i)] = results[i];
   }
-  if (written < 0) return;
-  rows.store(state_in(written));
-  lds_barrier();
-  if (!is_last) return;
-  device_acquire();
-  if (convolves && !is_own) keep(history, inputs_in(written), channels, width);
-  if (thread == 0) *counter = 0;
+  if (written >= 0) rows.store(state_in(written));
+  if (norm_threads == 0) {
+    if (written < 0) return;
+    lds_barrier();
+    if (!is_last) return;
+    device_acquire();
+    if (convolves && !is_own) keep(history, inputs_in(written), channels, width);
+    if (thread == 0) *counter = 0;
+    return;
+  }
+  if (!is_last_block(counter, static_cast<uint32_t>(each))) return;
+  if (written >= 0 && convolves && !is_own) keep(history, inputs_in(written), channels, width);
+  const int dim = each * head_dim;
+  const int64_t first = (own.first * groups + group) * dim;
+  const GatedGroup of_heads{out + first, z + own.first * z_stride + group * dim, norm + group * dim,
+                            dim, norm_threads};
+  of_heads.norm({normed_f32, normed_f16, normed_q, normed_q_scale, normed_q_lo_offset}, first, eps);
 }

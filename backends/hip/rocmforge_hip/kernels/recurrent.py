@@ -197,8 +197,14 @@ def rf_mamba_step(
     groups: I32,
     state_size: I32,
     width: I32,
+    z: Pointer | None,
+    norm: Pointer | None,
+    normed: Forms,
+    z_stride: I64,
+    norm_threads: I32,
+    eps: F32,
 ) -> None:
-    """Convolves and applies Mamba-2's recurrence, for one token of each sequence."""
+    """Convolves and applies Mamba-2's recurrence, for one token of each sequence, and may norm."""
 
 
 def rf_gated_norm(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -10,8 +11,8 @@ import numpy as np
 
 from rocmforge_hip.device.memory import DeviceArray
 from rocmforge_hip.device.recurrent import DeltaHeads, MambaHeads
-from rocmforge_hip.ops.activations import Activation
-from rocmforge_hip.ops.recurrent.decodes import DecodeKernels
+from rocmforge_hip.ops.activations import Activation, Forms
+from rocmforge_hip.ops.recurrent.decodes import DecodeKernels, GroupNorm
 from rocmforge_hip.ops.recurrent.kernels import RecurrentKernels
 from rocmforge_hip.verify.cases import Case, Group
 from rocmforge_hip.verify.recurrent import (
@@ -45,7 +46,9 @@ def groups() -> Iterator[Group]:
         for kind, heads in (("", _DELTA), (", tiled", _TILED)):
             measure = partial(_delta_net, sequences, heads)
             cases.append(Case("delta_net at once", name + kind, 0.0, measure))
-        cases.append(Case("mamba at once", name, 0.0, partial(_mamba, sequences)))
+        for kind, norms in (("", False), (", normed", True)):
+            measure = partial(_mamba, sequences, norms)
+            cases.append(Case("mamba at once", name + kind, 0.0, measure))
     yield Group(Recipe(), tuple(cases))
 
 
@@ -99,7 +102,7 @@ def _delta_net(sequences: tuple[SequenceCase, ...], heads: DeltaHeads, bench: Wo
     return _difference(bench, [own_inputs, own_states, out.f32], want)
 
 
-def _mamba(sequences: tuple[SequenceCase, ...], bench: Workbench) -> float:
+def _mamba(sequences: tuple[SequenceCase, ...], norms: bool, bench: Workbench) -> float:
     heads, rows, inner = _MAMBA, len(sequences), _MAMBA.heads * _MAMBA.head_dim
     channels = inner + 2 * heads.groups * heads.state_size
     x = activation(bench, random_values(rows, channels))
@@ -111,19 +114,26 @@ def _mamba(sequences: tuple[SequenceCase, ...], bench: Workbench) -> float:
     inputs = states_of(sequences, (_WIDTH - 1, channels))
     states = states_of(sequences, (heads.heads, heads.head_dim, heads.state_size))
     filled, batch = random_values(rows, inner), batch_of(bench, sequences)
+    gate, norm = activation(bench, filled + 1), array_of(bench, random_values(1, inner)[0])
 
     def arrays() -> list[DeviceArray]:
-        return [array_of(bench, values) for values in (inputs, states, filled)]
+        return [array_of(bench, values) for values in (inputs, states, filled, filled)]
 
-    want = own_inputs, own_states, out = arrays()
+    want = own_inputs, own_states, out, of_groups = arrays()
     kernels = RecurrentKernels(bench.device.library)
     convolved = activation(bench, random_values(rows, channels))
     kernels.convolve(batch, x, taps, bias, own_inputs, convolved, silu=True)
     kernels.mamba(batch, heads, convolved, dt, a, d, offset, own_states, out)
+    normed = Activation(Forms(), rows, inner, f32=of_groups)
+    if norms:
+        kernels.gated_norm(out, gate, norm, heads.groups, normed, _EPS, gate_first=True)
 
-    got = own_inputs, own_states, out = arrays()
+    got = own_inputs, own_states, out, of_groups = arrays()
+    normed, threads = replace(normed, f32=of_groups), kernels.norm_threads(inner // heads.groups)
+    of_last = GroupNorm(gate=gate, weight=norm, out=normed, threads=threads, eps=_EPS)
     arrived = array_of(bench, np.zeros(rows * heads.groups, np.uint32))
     DecodeKernels(bench.device.library).mamba(
-        *(batch, heads, x, taps, bias, dt, (a, d, offset), (own_inputs, own_states), arrived, out)
+        *(batch, heads, x, taps, bias, dt, (a, d, offset), (own_inputs, own_states), arrived, out),
+        of_last if norms else None,
     )
     return _difference(bench, got, want)

@@ -37,4 +37,46 @@ __device__ __forceinline__ float gated_norm_factor(float squares, int dim, float
   return rsqrt(mean + eps);
 }
 
+// A group of a row, normed by one block after others have made it: with the bits of rf_gated_norm,
+// where its blocks have `threads` threads.
+struct GatedGroup {
+  const float* x;       // [dim]
+  const float* z;       // [dim]
+  const float* weight;  // [dim]
+  int dim;
+  int threads;  // whole waves
+
+  // `first`: of the group, in `out`. The gate is a part of what is normed.
+  __device__ __forceinline__ void norm(const ActOutput& out, int64_t first, float eps) const {
+    __shared__ float partial[kMaxWaves];
+    const int waves = threads / kWave;
+    const int at_once = static_cast<int>(blockDim.x) / kWave;
+    for (int wave = wave_id(); wave < waves; wave += at_once) {
+      float squares = 0.0f;
+      for (int step = 0; step < kNormSteps; ++step) squares += four(index(step, wave)).squares();
+      const float sum = wave_sum(squares);
+      if (lane_id() == 0) partial[wave] = sum;
+    }
+    __syncthreads();
+    float squares = partial[0];
+    for (int wave = 1; wave < waves; ++wave) squares += partial[wave];
+    const float factor = gated_norm_factor(squares, dim, eps);
+    for (int wave = wave_id(); wave < waves; wave += at_once) {
+      for (int step = 0; step < kNormSteps; ++step) {
+        const int i = index(step, wave);
+        out.store(first + i, four(i).normed(factor), i < dim);
+      }
+    }
+  }
+
+ private:
+  __device__ __forceinline__ int index(int step, int wave) const {
+    return (step * threads + wave * kWave + lane_id()) * 4;
+  }
+  __device__ __forceinline__ GatedFour four(int i) const {
+    if (i >= dim) return {};
+    return GatedFour::of(load16(x + i), load16(z + i), load16(weight + i), true);
+  }
+};
+
 }  // namespace rf

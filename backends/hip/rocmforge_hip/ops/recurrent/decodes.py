@@ -2,18 +2,39 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
 from rocmforge_hip.device.library import KernelLibrary
 from rocmforge_hip.device.memory import DeviceArray
 from rocmforge_hip.device.recurrent import DeltaHeads, MambaHeads, RecurrentBatch
 from rocmforge_hip.kernels import recurrent as kernels
-from rocmforge_hip.ops.activations import Activation
+from rocmforge_hip.ops.activations import Activation, Forms
 from rocmforge_hip.ops.operands import f32_of
 from rocmforge_hip.ops.recurrent.kernels import STATE_COLUMNS, STATE_THREADS, stride_of
 from rocmforge_hip.weights.formats import ceil_div
 
 _PARTS: Final = 4  # of a block, at most
+_NOT_NORMED: Final = Activation(Forms(), 0, 0)
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class GroupNorm:
+    """A norm of what heads have made, which the last of each group to finish makes.
+
+    Attributes:
+        gate: [T, heads * head_dim].
+        weight: float32 [heads * head_dim].
+        out: The same shape as the gate, in any forms.
+        threads: As of `RecurrentKernels.norm_threads`.
+        eps: Of the norm.
+    """
+
+    gate: Activation
+    weight: DeviceArray
+    out: Activation
+    threads: int
+    eps: float
 
 
 class DecodeKernels:
@@ -121,8 +142,9 @@ class DecodeKernels:
         states: tuple[DeviceArray, DeviceArray],
         arrived: DeviceArray,
         out: DeviceArray,
+        norm: GroupNorm | None,
     ) -> None:
-        """Does what `convolve` and `mamba` do one after the other.
+        """Does what `convolve` and `mamba` do one after the other, and maybe `gated_norm`.
 
         Args:
             batch: Whose tokens: one of each sequence, or none.
@@ -135,6 +157,7 @@ class DecodeKernels:
             states: Of the convolution and of the heads.
             arrived: uint32 [sequences, groups], zeros.
             out: float32 [T, heads * head_dim].
+            norm: Of each group, with the gate first; None: there is none.
         """
         a, d, dt_bias = vectors
         inputs, state = states
@@ -165,6 +188,12 @@ class DecodeKernels:
             groups=heads.groups,
             state_size=heads.state_size,
             width=width,
+            z=None if norm is None else f32_of(norm.gate),
+            norm=None if norm is None else norm.weight,
+            normed=_NOT_NORMED if norm is None else norm.out,
+            z_stride=0 if norm is None else stride_of(norm.gate),
+            norm_threads=0 if norm is None else norm.threads,
+            eps=0.0 if norm is None else norm.eps,
         )
 
 

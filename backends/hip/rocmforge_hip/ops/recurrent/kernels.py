@@ -276,6 +276,14 @@ class RecurrentKernels:
             state_size=heads.state_size,
         )
 
+    def norm_threads(self, dim: int) -> int:
+        """Returns the threads of a block that norms a group of so many elements."""
+        threads = round_up(ceil_div(dim, _ELEMENTS), self._wave)
+        if threads > _MAX_NORM_THREADS // _NORM_STEPS:
+            threads = round_up(ceil_div(dim, _ELEMENTS * _NORM_STEPS), self._wave)
+        assert threads <= _MAX_NORM_THREADS
+        return threads
+
     def gated_norm(
         self,
         x: DeviceArray,
@@ -301,13 +309,9 @@ class RecurrentKernels:
         """
         dim = out.features // groups
         assert weight.shape[0] in (dim, groups * dim)
-        threads = round_up(ceil_div(dim, _ELEMENTS), self._wave)
-        if threads > _MAX_NORM_THREADS // _NORM_STEPS:
-            threads = round_up(ceil_div(dim, _ELEMENTS * _NORM_STEPS), self._wave)
-        assert threads <= _MAX_NORM_THREADS
         self._norm.launch(
             (out.rows, groups, 1),
-            threads,
+            self.norm_threads(dim),
             x=x,
             z=f32_of(z),
             weight=weight,

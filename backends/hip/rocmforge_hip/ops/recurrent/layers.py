@@ -15,7 +15,7 @@ from rocmforge_hip.device.recurrent import DeltaHeads, MambaHeads, RecurrentBatc
 from rocmforge_hip.ops.activations import Activation, ActivationArrays, Forms
 from rocmforge_hip.ops.linear.products import LinearKernels
 from rocmforge_hip.ops.operands import empty, f32_of, optional_vector, vector_of
-from rocmforge_hip.ops.recurrent.decodes import DecodeKernels
+from rocmforge_hip.ops.recurrent.decodes import DecodeKernels, GroupNorm
 from rocmforge_hip.ops.recurrent.joint_norm import JointNorm
 from rocmforge_hip.ops.recurrent.kernels import RecurrentKernels
 from rocmforge_hip.ops.step.device_step import DeviceStep
@@ -127,13 +127,21 @@ class RecurrentLayers:
         decay, offset, skip = (
             vector_of(vector, num_heads) for vector in (mamba.decay, mamba.time_offset, mamba.skip)
         )
+        groups, norm = config.num_groups, vector_of(mamba.norm, inner)
+        out = self._multiplied(x.rows, inner, inner // groups)
         takes = self._decodes.takes_mamba(heads, step.shape.sequences, self._compute_units)
         if takes and self._in_one_launch(step, batches):
+            of_groups = None
+            if step.variant.norms_states and arrays.squares is None:
+                threads, eps = self._kernels.norm_threads(inner // groups), config.norm_eps
+                of_groups = GroupNorm(gate=gate, weight=norm, out=out, threads=threads, eps=eps)
             for batch in batches:
                 self._decodes.mamba(
                     *(batch, heads, own, taps, bias, dt, (decay, skip, offset)),
-                    *((inputs, state), arrays.arrived, results),
+                    *((inputs, state), arrays.arrived, results, of_groups),
                 )
+            if of_groups is not None:
+                return out
         else:
             convolved = Activation(_NO_FORMS, x.rows, mixed)
             convolved.f32 = arrays.convolved.first(x.rows, mixed)
@@ -143,8 +151,6 @@ class RecurrentLayers:
                     *(batch, heads, convolved, dt, decay, skip, offset, state, results),
                     arrays.scratch,
                 )
-        groups, norm = config.num_groups, vector_of(mamba.norm, inner)
-        out = self._multiplied(x.rows, inner, inner // groups)
         if arrays.squares is not None:
             assert self._joint_norm is not None, "other devices have the rest of each row"
             self._joint_norm.gated_norm(

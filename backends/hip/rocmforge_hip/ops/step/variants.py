@@ -28,6 +28,11 @@ class StepVariant:
     latent attention, so are results of heads, and one launch rounds queries, multiplies them with
     matrices of heads, rotates and stores."""
 
+    @property
+    def norms_states(self) -> bool:
+        """Whether the launch that updates states of Mamba-2 norms groups of heads, too."""
+        return self.fuses_states and (self.norms_products or self.defers_norms)
+
 
 PLAIN: Final = StepVariant(
     fuses_attention=False,
