@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.late, pytest.mark.timeout(900)]
 
 ARRIVING = (
     *("attention_decode", "attention_teams", "norm_route"),
-    *("gated_delta_step", "mamba_step"),
+    *("gated_delta_step", "mamba_step", "experts_beside"),
 )
 """Sources whose kernels count arrivals."""
 FAULTY = ROOT / "tests/platform/faulty"
