@@ -58,7 +58,9 @@ def runner_of(
         of_file, of_config = DENSE
         model = replace(model, keys=model.keys | of_file, config=model.config | of_config)
     if model.architecture == "gemma4":
-        model = replace(sized_gemma4(model, num_hidden_layers=layers), name=f"{name}-{layers}")
+        model = replace(
+            sized_gemma4(model, num_hidden_layers=layers, **sizes), name=f"{name}-{layers}"
+        )
         return load_hip(stack, write_quantized(model, "q4_k", folder, mix), options)
     keys = {key: layers if key == "block_count" else value for key, value in model.keys.items()}
     config = model.config | {"num_hidden_layers": layers, **sizes}

@@ -29,8 +29,9 @@ from rocmforge_hip.ops.collective import Communicator
 from rocmforge_hip.ops.full_attention import UnturnedRows
 from rocmforge_hip.ops.geometry import Geometry
 from rocmforge_hip.ops.lora import DeviceAdapters
-from rocmforge_hip.ops.model_ops import HipOps, Resources
+from rocmforge_hip.ops.model_ops import HipOps
 from rocmforge_hip.ops.recurrent.layers import on_device
+from rocmforge_hip.ops.resources import Resources
 from rocmforge_hip.ops.sampling.processors import (
     CompiledProcessors,
     HostProcessors,

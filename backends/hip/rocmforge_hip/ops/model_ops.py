@@ -9,71 +9,39 @@ are halves from one matrix product to the next.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
 from rocmforge.models.blocks import DeltaNet, Embedding, Experts, FeedForward, Mamba, SharedExpert
-from rocmforge.models.config import ActivationFunction, ModelConfig
+from rocmforge.models.config import ActivationFunction
 from rocmforge.models.families import FAMILIES
 from rocmforge.models.forward.ops import AttentionSpec
 from rocmforge.models.layer_config import ExpertsConfig
 from rocmforge_hip.device.constants import BLOCK_TOKENS, QUANT_BLOCK
-from rocmforge_hip.device.library import KernelLibrary
 from rocmforge_hip.device.memory import DeviceArray
-from rocmforge_hip.ops.activations import NORMED_TOKENS, Activation, ActivationArrays, Forms
-from rocmforge_hip.ops.cached_attention import CachedAttention, DeviceRopeTable, LayerCache
-from rocmforge_hip.ops.experts.beside import BesideKernels
-from rocmforge_hip.ops.experts.deferred import DeferredExperts
-from rocmforge_hip.ops.experts.groups import GroupKernels
+from rocmforge_hip.ops.activations import Activation, Forms
+from rocmforge_hip.ops.cached_attention import CachedAttention, LayerCache
+from rocmforge_hip.ops.expert_layers import ExpertKernels, ExpertLayers
 from rocmforge_hip.ops.experts.latent import LatentKernels
-from rocmforge_hip.ops.experts.pairs import PairKernels, empty_mix
-from rocmforge_hip.ops.experts.routing import RouteKernels, UnmadeChoice, UnmadeSum
-from rocmforge_hip.ops.experts.shared import SharedKernels
-from rocmforge_hip.ops.full_attention import FullAttention, UnturnedRows
-from rocmforge_hip.ops.geometry import Geometry, groups_experts
+from rocmforge_hip.ops.full_attention import FullAttention
 from rocmforge_hip.ops.linear.bounds import BoundedProducts
 from rocmforge_hip.ops.linear.mixed_gemv import is_norm_later
 from rocmforge_hip.ops.linear.products import GATES, LinearKernels
-from rocmforge_hip.ops.lora import DeviceAdapters, Lora
+from rocmforge_hip.ops.lora import Lora
 from rocmforge_hip.ops.norms import RmsNorms, norms_of
 from rocmforge_hip.ops.operands import empty, f16_of, f32_of, part_of
 from rocmforge_hip.ops.recurrent.layers import RecurrentLayers
+from rocmforge_hip.ops.resources import Resources
 from rocmforge_hip.ops.rows import HiddenRows, PerLayerRows, RowKernels
 from rocmforge_hip.ops.step.device_step import DeviceStep
 from rocmforge_hip.ops.sums import Sums
 from rocmforge_hip.ops.tower import TowerRows
-from rocmforge_hip.weights.formats import Matrix, MatrixPart, Weight
+from rocmforge_hip.weights.formats import MatrixPart, Weight
 from rocmforge_hip.weights.products import QKV_PRODUCTS, Product
 
 _UNCAPPED: Final = 1.0  # cap * tanh(x / cap) is tanh(x)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Resources:
-    """The things that the operations of a model work with."""
-
-    config: ModelConfig
-    library: KernelLibrary
-    geometry: Geometry
-    arena: ActivationArrays[DeviceArray]
-    # Of each layer the number of its block table; none, if all have the same.
-    window_groups: tuple[int, ...]
-    caches: tuple[LayerCache[DeviceArray], ...]  # by layer; none of a model that is not causal
-    states: tuple[tuple[DeviceArray, ...], ...] = ()  # of each layer, [slots, ...] each
-    hidden: DeviceArray | None = None  # states kept for the predictor, [slots, hidden_size]
-    tables: Mapping[bool, DeviceRopeTable]  # by whether they are for `local_rope`
-    query_gains: DeviceArray | None = None  # as `RopeTables.query_gains`
-    slopes: DeviceArray | None  # what scores of each head lose for a token of distance
-    unturned: UnturnedRows | None = None  # for norms of values in an encoder
-    formats: frozenset[str]  # stored types of the matrices
-    expert_formats: frozenset[str]  # of those of experts
-    adapters: Mapping[Matrix, DeviceAdapters]
-    slices: int  # of int8 activations: see `LinearKernels`
-    rank: int = 0  # of this device among those that share the model
-    add_up: Callable[[DeviceArray], None] | None = None  # an array of theirs, in place
-    hosted_routers: Sequence[Weight] = ()  # of layers whose experts are hosted, in their order
 
 
 class HipOps:
@@ -94,27 +62,16 @@ class HipOps:
         if config.tower is not None and arena.patches is not None:
             self._tower = TowerRows(config, config.tower, library, self._rows, arena, arena.patches)
         self._lora = Lora(library, arena, self.products, resources.adapters)
-        self._route = self._pairs = self._groups = self._shared = self._deferred = None
-        self._beside: BesideKernels | None = None
+        experts = None
         if arena.experts is not None:
-            self._route = RouteKernels(
-                *(library, geometry, arena, config.norm_eps),
-                *(resources.rank, resources.hosted_routers),
-            )
-            of_experts = library, arena, self.products, resources.expert_formats
-            self._pairs, self._groups = PairKernels(*of_experts), GroupKernels(*of_experts)
-            self._shared = SharedKernels(*of_experts, self._pairs, self._groups)
-            self._deferred = DeferredExperts(
-                library, self.products, self._pairs, resources.expert_formats
-            )
-            if arena.experts.mixed is not None:
-                self._beside = BesideKernels(
-                    library, arena, self.products, self._pairs, config.norm_eps
-                )
+            experts = ExpertKernels(resources, self.products)
         self._sums = Sums(
             *(arena, self.products, self._norms, config.norm_eps),
-            *(self._route, self._deferred, self._beside),
+            *((experts.route, experts.deferred, experts.beside) if experts else (None,) * 3),
         )
+        self._experts = None
+        if experts is not None:
+            self._experts = ExpertLayers(arena, self._norms, self._sums, experts)
         self._bounded = None
         if arena.bounded is not None:
             self._bounded = BoundedProducts(library, self.products, arena)
@@ -351,39 +308,8 @@ class HipOps:
         rule: ExpertsConfig,
     ) -> tuple[Activation, list[Activation], tuple[Activation, Activation]]:
         """Writes the sum to another place than the residual's, if there are few tokens."""
-        assert self._route is not None
-        assert self._arena.experts is not None
-        rows, features = residual.rows, residual.features
-        if (
-            self._deferred is not None
-            and self._deferred.chooses(delta, norms, experts, rule.num_experts)
-            and not self._route.is_hosted(experts)
-        ):
-            normed = self._sums.add_and_defer(residual, delta, norms[0])
-            assert normed is not None
-            return residual, [normed], self._route.route_later(residual, norms[0], experts, rule)
-        leaves = rows > NORMED_TOKENS and self._sums.adds_splits(delta)
-        x, post_norm = (delta, None) if leaves else self._sums.unnormed(delta)
-        places = self._arena.normed, self._arena.experts.normed
-        outs = [
-            self._sums.multiplied(empty(arrays, rows, features, half=False))
-            for arrays, _ in zip(places, norms, strict=False)
-            if arrays is not None
-        ]
-        wanted = list(zip(norms, outs, strict=True))
-        done = self._route.add_norm_route(residual, x, post_norm, wanted, experts, rule)
-        if done is not None:
-            total, chosen = done
-            return total, outs, chosen
-        out, routed = self._sums.normed(residual), experts.router_norm or norms[0]
-        if self._sums.adds_splits(x):
-            self._sums.add_splits_norm(residual, x, routed, out)
-        else:
-            self._norms.add_norm(residual, x, routed, None, out, residual.f32, post_norm=post_norm)
-        chosen = self._route.route(out, experts, rule)
-        for weight, of_sum in wanted if experts.router_norm is not None else ():
-            self._norms.norm(residual, weight, None, of_sum)
-        return residual, outs, chosen
+        assert self._experts is not None
+        return self._experts.add_norm_route(residual, delta, norms, experts, rule)
 
     def experts(
         self,
@@ -393,22 +319,8 @@ class HipOps:
         experts: Experts[Weight],
         activation: ActivationFunction,
     ) -> Activation:
-        assert self._pairs is not None
-        assert self._groups is not None
-        if isinstance(chosen, UnmadeChoice):
-            assert self._deferred is not None
-            assert is_norm_later(x)
-            out = empty_mix(self._arena, x.rows, experts)
-            return self._deferred.mix(x, chosen, weights, experts, GATES[activation], out)
-        if self._shared is not None and self._shared.multiplies(x.rows, experts):
-            return self._shared.mix(x, chosen, weights, experts, GATES[activation])
-        matrix = part_of(experts.down).matrix
-        pairs = x.rows * (chosen.features - matrix.num_shared)
-        grouped = groups_experts(
-            pairs, matrix.num_experts - matrix.num_shared, self.products.slices
-        )
-        kernels = self._groups if grouped else self._pairs
-        return kernels.mix(x, chosen, weights, experts, GATES[activation])
+        assert self._experts is not None
+        return self._experts.mix(x, chosen, weights, experts, activation)
 
     def experts_beside(
         self,
@@ -419,25 +331,19 @@ class HipOps:
         network: FeedForward[Weight] | SharedExpert[Weight],
         activation: ActivationFunction,
     ) -> tuple[Activation, Activation]:
-        x, beside = inputs[1], self._beside if step.defers else None
-        if beside and beside.multiplies(x, chosen[0], experts, network):
-            return beside.mix(inputs, chosen, experts, network, GATES[activation])
+        assert self._experts is not None
+        if step.defers and self._experts.multiplies_beside(inputs[1], chosen[0], experts, network):
+            return self._experts.mix_beside(inputs, chosen, experts, network, activation)
         mixed = self.experts(inputs[0], *chosen, experts, activation)
-        y = self.gated_linear(step, x, network.gate, network.up, activation)
+        y = self.gated_linear(step, inputs[1], network.gate, network.up, activation)
         return mixed, self.linear(step, y, network.down, None)
 
     def add_shared(
         self, mixed: Activation, shared: Activation, x: Activation, router: Weight | None
     ) -> Activation:
         """Writes the sum to the place of the shared expert's result, if it is made at all."""
-        shared = self._sums.beside_experts(shared)
-        return UnmadeSum(
-            *(shared.arrays, shared.rows, shared.features),
-            first=mixed,
-            second=shared,
-            x=x,
-            router=router,
-        )
+        assert self._experts is not None
+        return self._experts.add_shared(mixed, shared, x, router)
 
     def per_layer_inputs(
         self, step: DeviceStep, x: Activation, embedding: Embedding[Weight]

@@ -13,8 +13,9 @@ from rocmforge_hip.device.memory import DeviceArray
 from rocmforge_hip.device.opening import Device
 from rocmforge_hip.ops.activations import Activation, ActivationArrays
 from rocmforge_hip.ops.collective import Communicator
-from rocmforge_hip.ops.model_ops import HipOps, Resources
+from rocmforge_hip.ops.model_ops import HipOps
 from rocmforge_hip.ops.operands import empty, f32_of, part_of
+from rocmforge_hip.ops.resources import Resources
 from rocmforge_hip.ops.step.device_step import DeviceStep
 from rocmforge_hip.weights.formats import MatrixPart, Weight
 from rocmforge_hip.weights.products import Product

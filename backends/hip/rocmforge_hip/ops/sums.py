@@ -62,7 +62,7 @@ class Sums:
         if isinstance(x, UnmadeProduct | UnmadeSum):
             assert eps is None, "such products are not left for later"
             return replace(x, post_norm=weight)
-        if isinstance(x, UnmadeSplits):
+        if self.adds_splits(x):
             assert eps is None, "such products are not left for later"
             x.post_norm = weight
             return x
