@@ -18,7 +18,8 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from kernels.builder import ROOT, Builder, Product, build_library, locked, replace_file
+from kernels.builder import ROOT, Builder, Product, build_library
+from kernels.cache import locked, replace_file
 from kernels.compiler import CompileError, Compiler, find_compiler
 from kernels.interface import InterfaceError, read_constants
 from kernels.table import KERNELS_DIR, Source, TranslationUnit, read_table

@@ -2,40 +2,29 @@
 
 Products are kept in build/kernels under a hash of everything that went into them, so a build
 with nothing changed only compares hashes, and an interrupted one leaves nothing half-made.
+`sources.py` tells what a change to a file does not reach.
 """
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
-import os
 import re
-import shutil
-import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from kernels.cache import locked, make, replace_file
 from kernels.code_object import kernel_metadata
 from kernels.compiler import Compiler, compile_library
-from kernels.interface import (
-    Interface,
-    InterfaceError,
-    check_code_object,
-    decode,
-    encode,
-    parse_ir,
-)
+from kernels.interface import Interface, InterfaceError, check_code_object
+from kernels.sources import Sources, host_entries
 from kernels.table import KERNELS_DIR, TranslationUnit
 from kernels.targets import Platform, Target, select
 
 ROOT = KERNELS_DIR.parent
 CACHE_DIR = ROOT / "build/kernels"
-# The scripts that decide what a product looks like.
-_RECIPE = ("builder.py", "code_object.py", "compiler.py", "interface.py")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +57,7 @@ class Builder:
 
     def __init__(self, compiler: Compiler, cache: Path = CACHE_DIR) -> None:
         self._compiler = compiler
-        self._cache = cache
-        recipe = b"".join((KERNELS_DIR / name).read_bytes() for name in _RECIPE)
-        self._recipe = hashlib.sha256(recipe + compiler.version.encode()).hexdigest()
+        self._sources = Sources(compiler, cache)
 
     def product(self, unit: TranslationUnit, target: Target) -> Product:
         """Returns the product, compiled now unless nothing that goes into it has changed.
@@ -79,32 +66,37 @@ class Builder:
             CompileError: the compiler rejects the source.
             InterfaceError: a kernel cannot be launched the same way on all targets.
         """
-        directory = self._directory(unit, target.platform, target.name, asdict(target))
-        _make(directory, lambda scratch: self._compile(unit, target, scratch))
+        directory = self._directory(unit, target)
+        make(directory, lambda scratch: self._compile(unit, target, scratch))
         return Product(unit, target, directory)
 
     def interfaces(self, unit: TranslationUnit, wave: int) -> dict[str, Interface]:
         """Returns the interfaces of a unit's kernels by name, where a wave has this many lanes."""
-        directory = self._directory(unit, Platform.AMD, f"interface-w{wave}", {"wave": wave})
-        _make(directory, lambda scratch: self._read_interfaces(unit, wave, scratch))
-        return decode((directory / "interfaces.json").read_text())
+        return self._sources.interfaces(unit, wave)
 
-    def _read_interfaces(self, unit: TranslationUnit, wave: int, scratch: Path) -> None:
-        ir = scratch / "unit.ll"
-        self._compiler.interface(unit, wave, ir)
-        (scratch / "interfaces.json").write_text(encode(parse_ir(ir.read_text()).values()))
-        ir.unlink()
+    def _directory(self, unit: TranslationUnit, target: Target) -> Path:
+        interfaces = [asdict(each) for each in self.interfaces(unit, target.wave).values()]
+        key = (asdict(target), self._made_from(unit, target), interfaces)
+        return self._sources.directory(target.name, unit, *key)
 
-    def _directory(
-        self, unit: TranslationUnit, platform: Platform, group: str, options: dict[str, Any]
-    ) -> Path:
-        files = unit.files(platform)
-        if platform is Platform.HOST:
-            files += (KERNELS_DIR / "include/rf/platform/host_entry.h",)
-        key = hashlib.sha256(json.dumps([self._recipe, unit.defines, options]).encode())
-        for path in files:
-            key.update(path.name.encode() + b"\0" + path.read_bytes())
-        return self._cache / group / f"{unit.name}-{key.hexdigest()[:16]}"
+    def _made_from(self, unit: TranslationUnit, target: Target) -> str:
+        """Returns what says from what `_compile` makes the code, and whether it would be equal."""
+        if not self._is_shared_between_targets(target):
+            return self._sources.text(unit, target)
+        if target.code_of:
+            return self._directory(unit, *select(target.code_of)).name
+        return self._sources.ir_digest(unit, self._optimised_for(unit, target))
+
+    def _is_shared_between_targets(self, target: Target) -> bool:
+        return target.platform is Platform.AMD and self._compiler.is_pinned
+
+    def _optimised_for(self, unit: TranslationUnit, target: Target) -> Target:
+        """Returns the target with whose optimised IR a unit is compiled for an AMD target."""
+        if not target.ir_of:
+            return target
+        (origin,) = select(target.ir_of)
+        same = self._sources.text(unit, origin) == self._sources.text(unit, target)
+        return origin if same else target
 
     def _compile(self, unit: TranslationUnit, target: Target, scratch: Path) -> None:
         interfaces = self.interfaces(unit, target.wave)
@@ -123,7 +115,7 @@ class Builder:
             launches = _launches(output.with_suffix(".ptx").read_text())
             resources = {name: launches[name] for name in interfaces}
         else:
-            self._compiler.host(unit, target, _host_entries(interfaces.values()), output)
+            self._compiler.host(unit, target, host_entries(interfaces.values()), output)
         entries = {
             name: {
                 "max_threads": interface.max_threads,
@@ -136,51 +128,29 @@ class Builder:
         (scratch / "kernels.json").write_text(json.dumps(entries, indent=1))
 
     def _compile_amd(self, unit: TranslationUnit, target: Target, output: Path) -> None:
-        if target.code_of and self._compiler.is_pinned:
+        if not self._is_shared_between_targets(target):
+            self._compiler.amd(unit, target, output)
+        elif target.code_of:
             (origin,) = select(target.code_of)
             assembly = self.product(unit, origin).assembly.read_text()
-            self._compiler.amd_from(assembly, origin, target, output)
-        elif target.ir_of and self._compiler.is_pinned:
-            self._compiler.amd_from_ir(self._optimised_ir(unit, target.ir_of), target, output)
+            self._compiler.amd_from_assembly(assembly, origin, target, output)
+        elif target.ir_of:
+            optimised = self._optimised(unit, self._optimised_for(unit, target))
+            self._compiler.amd_from_optimised(optimised, target, output)
         else:
-            self._compiler.amd(unit, target, output)
+            self._compiler.amd_from_ir(self._sources.ir(unit, target), target, output)
 
-    def _optimised_ir(self, unit: TranslationUnit, name: str) -> str:
-        """Returns the unit's optimised IR for the target of that name."""
-        (origin,) = select(name)
-        directory = self._directory(unit, Platform.AMD, f"ir-{name}", asdict(origin))
-        _make(directory, lambda scratch: self._compiler.amd_ir(unit, origin, scratch / "unit.ll"))
+    def _optimised(self, unit: TranslationUnit, target: Target) -> str:
+        """Returns the unit's optimised IR."""
+        digest = self._sources.ir_digest(unit, target)
+        directory = self._sources.directory(f"optimised-{target.name}", unit, digest)
+
+        def fill(scratch: Path) -> None:
+            ir = self._sources.ir(unit, target)
+            self._compiler.amd_optimised(ir, target, scratch / "unit.ll")
+
+        make(directory, fill)
         return (directory / "unit.ll").read_text()
-
-
-def _make(directory: Path, make: Callable[[Path], None]) -> None:
-    """Has `make` fill a directory unless it exists; whoever else wants it waits meanwhile.
-
-    Several processes test at once, and each would compile the same kernels.
-    """
-    if directory.exists():
-        return
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    with locked(directory.with_name(f".{directory.name}.lock")):
-        if not directory.exists():
-            with _Scratch(directory) as scratch:
-                make(scratch)
-
-
-class _Scratch:
-    """A temporary directory that becomes `directory` if its block succeeds."""
-
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        self._scratch = Path(tempfile.mkdtemp(dir=directory.parent, prefix=".new-"))
-
-    def __enter__(self) -> Path:
-        return self._scratch
-
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
-        if error is None:
-            self._scratch.rename(self._directory)
-        shutil.rmtree(self._scratch, ignore_errors=True)
 
 
 def _resources(metadata: dict[str, Any]) -> dict[str, int]:
@@ -215,10 +185,6 @@ def _launches(ptx: str) -> dict[str, dict[str, int]]:
     return launches
 
 
-def _host_entries(interfaces: Iterable[Interface]) -> str:
-    return "".join(f"RF_HOST_KERNEL({i.kernel}, {i.max_threads})\n" for i in interfaces)
-
-
 def build_library(sources: Sequence[Path], include: Sequence[Path], output: Path) -> None:
     """Compiles a library of C or C++ unless `output` is that already.
 
@@ -230,25 +196,8 @@ def build_library(sources: Sequence[Path], include: Sequence[Path], output: Path
     for path in (*sources, *headers):
         key.update(path.name.encode() + b"\0" + path.read_bytes())
     directory = CACHE_DIR / "libraries" / key.hexdigest()[:16]
-    _make(directory, lambda scratch: compile_library(sources, include, scratch / output.name))
+    make(directory, lambda scratch: compile_library(sources, include, scratch / output.name))
     output.parent.mkdir(parents=True, exist_ok=True)
     # One process at a time: another one may have it loaded, and load it again by another name.
     with locked(directory.with_name(f".{directory.name}.lock")):
         replace_file(output, (directory / output.name).read_bytes())
-
-
-@contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Holds a lock, a file that stays, against other processes and threads."""
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
-def replace_file(path: Path, content: bytes) -> None:
-    """Writes a file in one step, and not at all when it has that content already."""
-    if path.exists() and path.read_bytes() == content:
-        return
-    scratch = path.with_name(f".{path.name}.{os.getpid()}")
-    scratch.write_bytes(content)
-    scratch.replace(path)

@@ -45,6 +45,13 @@ _CHECKED = (
     *("-mllvm", "-asan-opt=0", "-mllvm", "-asan-stack=0"),
 )
 
+# As clang's own driver has it: no check of what its front end made, and no memory given back.
+_BRIEF = ("-disable-llvm-verifier", "-disable-free")
+# The order in which values are used matters to what comes later, and is lost unless asked for.
+_USES = ("-emit-llvm-uselists",)
+# What is before the name of a file in the preprocessor's `# 1 "/folder/name.h"`.
+_FOLDERS = re.compile(r'(?m)^(# \d+ ")[^"]*/')
+
 
 class CompileError(Exception):
     """A compiler or linker failed; the message is its output."""
@@ -60,12 +67,21 @@ class Compiler:
     # Whether it is the one that `Target.code_of` and `ir_of` were measured with.
     is_pinned: bool = False
 
+    def text(self, unit: TranslationUnit, target: Target, entries: str) -> str:
+        """Returns a unit as the preprocessor leaves it, without what has no part in its code.
+
+        That is comments, layout and the folders of files. Lines stay where code tells of them, on
+        the host, whose source is followed by `entries`.
+        """
+        if target.platform is not Platform.HOST:
+            return self._front_end(unit, target, ("-E", "-P", "-fminimize-whitespace"), "-")
+        source = _host_source(unit, entries)
+        return _FOLDERS.sub(r"\1", _run((*self._host_front_end(unit, target), "-E", "-"), source))
+
     def interface(self, unit: TranslationUnit, wave: int, output: Path) -> None:
         """Writes a unit's unoptimised LLVM IR, which tells the types of arguments."""
-        cpu = {32: "gfx1100", 64: "gfx942"}[wave]
-        reference = Target(cpu, Platform.AMD, wave, cpu)
         mode = ("-emit-llvm", "-O0", "-disable-llvm-passes")  # which would inline functions
-        self._front_end(unit, reference, mode, output)
+        self._front_end(unit, interface_target(wave), mode, output)
 
     def amd(self, unit: TranslationUnit, target: Target, output: Path) -> None:
         """Writes `output`.s and the code object `output`.co."""
@@ -73,32 +89,51 @@ class Compiler:
         self._front_end(unit, target, mode, output.with_suffix(".s"))
         self._assemble(target, output)
 
-    def amd_ir(self, unit: TranslationUnit, target: Target, output: Path) -> None:
-        """Writes a unit's LLVM IR after all optimisations but those of choosing instructions."""
-        # The order in which values are used matters later, and is lost unless asked for.
-        mode = ("-emit-llvm", "-emit-llvm-uselists", *_optimised(target))
-        self._front_end(unit, target, mode, output)
+    def amd_ir(self, unit: TranslationUnit, target: Target, scratch: Path) -> str:
+        """Returns a unit's LLVM IR before all optimisations, without places in its source.
+
+        `scratch` is a file for use meanwhile.
+        """
+        mode = ("-emit-llvm", *_USES, "-disable-llvm-passes", *_optimised(target))
+        self._front_end(unit, target, mode, scratch)
+        ir = scratch.read_text()
+        scratch.unlink()
+        return without_places(ir)
 
     def amd_from_ir(self, ir: str, target: Target, output: Path) -> None:
+        """Writes what `amd` does, from what `amd_ir` returned for the same target."""
+        self._amd_from(ir, target, ("-S",), output.with_suffix(".s"))
+        self._assemble(target, output)
+
+    def amd_optimised(self, ir: str, target: Target, output: Path) -> None:
+        """Writes LLVM IR after all optimisations but those of choosing instructions, as text.
+
+        `ir` is what `amd_ir` returned for the same target.
+        """
+        self._amd_from(ir, target, ("-emit-llvm", *_USES), output)
+
+    def amd_from_optimised(self, ir: str, target: Target, output: Path) -> None:
         """Writes what `amd` does, from the optimised IR of a target that has the same."""
-        for pattern, new in (
-            (r'"target-cpu"="[^"]*"', f'"target-cpu"="{target.cpu}"'),
-            (r' "target-features"="[^"]*"', ""),  # those of the target
-            (r"(?m)^uselistorder ptr asm .*\n", ""),  # LLVM writes these, but cannot read them
-        ):
-            ir = re.sub(pattern, new, ir)
-        source = output.with_suffix(".ll")
-        source.write_text(ir)
+        ir = re.sub(r'"target-cpu"="[^"]*"', f'"target-cpu"="{target.cpu}"', ir)
+        ir = re.sub(r' "target-features"="[^"]*"', "", ir)  # those of the target
+        self._amd_from(ir, target, ("-S", "-disable-llvm-passes"), output.with_suffix(".s"))
+        self._assemble(target, output)
+
+    def _amd_from(self, ir: str, target: Target, mode: tuple[str, ...], output: Path) -> None:
+        source = output.with_suffix(".in.ll")
+        # LLVM writes these, but cannot read them.
+        source.write_text(re.sub(r"(?m)^uselistorder ptr asm .*\n", "", ir))
         command = (
             *(*self.clang, "-cc1", "-triple", "amdgcn-amd-amdhsa", "-target-cpu", target.cpu),
-            *("-x", "ir", "-disable-llvm-passes", _CONTRACT, "-S", *_optimised(target)),
-            *(str(source), "-o", str(output.with_suffix(".s"))),
+            *(*_BRIEF, "-x", "ir", _CONTRACT, *mode, *_optimised(target)),
+            *(str(source), "-o", str(output)),
         )
         _run(command)
         source.unlink()
-        self._assemble(target, output)
 
-    def amd_from(self, assembly: str, origin: Target, target: Target, output: Path) -> None:
+    def amd_from_assembly(
+        self, assembly: str, origin: Target, target: Target, output: Path
+    ) -> None:
         """Writes the same files from the assembly of a target with the same instructions.
 
         Only the name of the target and the version of the code object are others.
@@ -129,42 +164,46 @@ class Compiler:
     def host(self, unit: TranslationUnit, target: Target, entries: str, output: Path) -> None:
         """Writes the shared library `output`.so; `entries` is C++ that follows the source."""
         wrapper, obj = output.with_suffix(".cc"), output.with_suffix(".o")
-        wrapper.write_text(
-            f'#include "{unit.source}"\n#include "rf/platform/host_entry.h"\n{entries}'
-        )
-        command = (
-            *self.clang,
-            *("-cc1", "-triple", _HOST_TRIPLE, "-target-cpu", target.cpu, "-emit-obj", "-O2"),
+        wrapper.write_text(_host_source(unit, entries))
+        command = (*self._host_front_end(unit, target), "-emit-obj", str(wrapper), "-o", str(obj))
+        _run(command)
+        _run((*self.lld, "-shared", str(obj), "-o", str(output.with_suffix(".so"))))
+        obj.unlink()
+
+    def _host_front_end(self, unit: TranslationUnit, target: Target) -> tuple[str, ...]:
+        return (
+            *(*self.clang, "-cc1", "-triple", _HOST_TRIPLE, "-target-cpu", target.cpu, "-O2"),
             *("-pic-level", "2", "-mrelocation-model", "pic", "-debug-info-kind=line-tables-only"),
             *("-dwarf-version=4", "-x", "c++"),
             *_LANGUAGE,
             "-Wno-pass-failed",  # a loop that is not unrolled matters on GPUs only
             *_CHECKED,
             *_defines(unit, target),
-            str(wrapper),
-            "-o",
-            str(obj),
         )
-        _run(command)
-        _run((*self.lld, "-shared", str(obj), "-o", str(output.with_suffix(".so"))))
-        obj.unlink()
 
     def _front_end(
-        self, unit: TranslationUnit, target: Target, mode: tuple[str, ...], output: Path
-    ) -> None:
+        self, unit: TranslationUnit, target: Target, mode: tuple[str, ...], output: Path | str
+    ) -> str:
         triple = "amdgcn-amd-amdhsa" if target.platform is Platform.AMD else "nvptx64-nvidia-cuda"
         features = [flag for name in target.features for flag in ("-target-feature", name)]
         command = (
             *(*self.clang, "-cc1", "-triple", triple, "-target-cpu", target.cpu, *features),
             *_DEVICE,
             *_LANGUAGE,
+            *_BRIEF,
             *mode,
             *_defines(unit, target),
-            str(unit.source),
-            "-o",
-            str(output),
+            *(str(unit.source), "-o", str(output)),
         )
-        _run(command)
+        return _run(command)
+
+
+def without_places(ir: str) -> str:
+    """Returns LLVM IR as text without the name of its source and where in it assembly stands."""
+    ir = re.sub(r"(?m)^(; ModuleID|source_filename) = .*\n", "", ir)
+    places = set(re.findall(r", !srcloc !(\d+)", ir))
+    ir = re.sub(r", !srcloc !\d+", "", ir)
+    return re.sub(r"(?m)^!(\d+) = .*\n", lambda line: "" if line[1] in places else line[0], ir)
 
 
 def wait_for_previous(ptx: str) -> str:
@@ -188,6 +227,16 @@ def _waiting(kernel: str) -> str:
     if not count:
         raise CompileError("the beginning of a kernel was not found in its PTX")
     return waiting
+
+
+def interface_target(wave: int) -> Target:
+    """Returns the target whose code tells the interfaces of kernels whose waves are so wide."""
+    cpu = {32: "gfx1100", 64: "gfx942"}[wave]
+    return Target(cpu, Platform.AMD, wave, cpu)
+
+
+def _host_source(unit: TranslationUnit, entries: str) -> str:
+    return f'#include "{unit.source}"\n#include "rf/platform/host_entry.h"\n{entries}'
 
 
 def _optimised(target: Target) -> tuple[str, ...]:
@@ -268,8 +317,8 @@ def compile_library(sources: Sequence[Path], include: Sequence[Path], output: Pa
     _run(command)
 
 
-def _run(command: tuple[str, ...]) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+def _run(command: tuple[str, ...], source: str | None = None) -> str:
+    done = subprocess.run(command, input=source, capture_output=True, text=True, check=False)
     if done.returncode:
         raise CompileError(
             f"{done.stderr.strip() or done.stdout.strip()}\n  in: {' '.join(command)}"

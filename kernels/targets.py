@@ -24,7 +24,8 @@ class Target:
     cpu: str
     features: tuple[str, ...] = ()
     # With the pinned compiler, and if there is one: the target whose instructions it shares, and
-    # the one whose optimised LLVM IR is the same, from which only the instructions differ.
+    # the one whose optimised LLVM IR is the same in units whose preprocessed source is, so that
+    # only the instructions differ.
     code_of: str = ""
     ir_of: str = ""
 
@@ -44,11 +45,11 @@ def _amd(name: str, wave: int, code_of: str = "", ir_of: str = "") -> Target:
 
 
 TARGETS = (
-    _amd("gfx906", 64),  # MI50, MI60, Radeon VII
-    _amd("gfx908", 64),  # MI100
+    _amd("gfx906", 64, ir_of="gfx906"),  # MI50, MI60, Radeon VII
+    _amd("gfx908", 64, ir_of="gfx906"),  # MI100
     _amd("gfx90a", 64),  # MI200
-    _amd("gfx942", 64),  # MI300
-    _amd("gfx950", 64),  # MI350
+    _amd("gfx942", 64, ir_of="gfx942"),  # MI300
+    _amd("gfx950", 64, ir_of="gfx942"),  # MI350
     _amd("gfx1030", 32),  # RX 6800, 6900
     _amd("gfx1100", 32, ir_of="gfx1100"),  # RX 7900
     # To LLVM, gfx1101 and 1103 are gfx1100 and 1102 without a bug, for which these start waves with
@@ -59,7 +60,7 @@ TARGETS = (
     _amd("gfx1103", 32, code_of="gfx1102"),  # Radeon 780M
     _amd("gfx1150", 32, ir_of="gfx1100"),  # Radeon 890M
     _amd("gfx1151", 32, ir_of="gfx1100"),  # Radeon 8060S
-    _amd("gfx1200", 32),  # RX 9060
+    _amd("gfx1200", 32, ir_of="gfx1100"),  # RX 9060
     _amd("gfx1201", 32, code_of="gfx1200"),  # RX 9070
     # For the chips of a family that have no line above.
     _amd("gfx9-4-generic", 64, code_of="gfx942"),

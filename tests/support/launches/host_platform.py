@@ -10,7 +10,8 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Protocol, Self
 
-from kernels.builder import ROOT, build_library, replace_file
+from kernels.builder import ROOT, build_library
+from kernels.cache import replace_file
 
 SOURCES = ROOT / "tests/platform/host"
 ROCM_PATH = ROOT / "build/platform/host"
