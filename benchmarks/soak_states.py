@@ -33,8 +33,8 @@ from rocmforge.engine.ipc.prompt import token_prompt
 from rocmforge.engine.ipc.status import EngineStats
 from rocmforge.engine.ipc.totals import Totals
 from rocmforge.engine.schedule.limits import SchedulerLimits
-from tests.data.models.tiny_models import by_name
-from tests.data.models.tiny_recurrent import larger_delta
+from tests.data.models.text.tiny_models import by_name
+from tests.data.models.text.tiny_recurrent import larger_delta
 from tests.support.fakes.timed import Timed
 from tests.support.models.predicting import load_predicting, write_predicting
 

@@ -26,8 +26,8 @@ from rocmforge.engine.loading import tower_options
 from rocmforge.engine.waiting.images import image_step
 from rocmforge.models.vision.image import ImageTile
 from rocmforge.opening import open_checkpoint
-from tests.data.models.tiny_tower import TinyTower
-from tests.data.models.tiny_towers import SMOLVLM
+from tests.data.models.towers.tiny_tower import TinyTower
+from tests.data.models.towers.tiny_towers import SMOLVLM
 from tests.support.files.safetensors_writer import write_safetensors
 
 OPTIONS = LoadOptions(

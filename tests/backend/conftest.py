@@ -1,6 +1,6 @@
 """The reference backend, through the protocol that the engine uses.
 
-Other backends are compared with it: tests/kernels and tests/e2e/hip/test_hip_models.py.
+Other backends are compared with it: tests/kernels and tests/e2e/hip/models/test_hip_models.py.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import pytest
 from rocmforge.backend import registry
 from rocmforge.backend.protocol import Backend
 from tests.backend.driving import Driver
-from tests.data.models.model_files import write_model
-from tests.data.models.tiny_models import by_name
+from tests.data.models.text.model_files import write_model
+from tests.data.models.text.tiny_models import by_name
 from tests.support.models.loading import load_file
 from tests.support.models.options import SMALL
 

@@ -15,15 +15,15 @@ from rocmforge.errors import BadAdapter
 from rocmforge.models.lora import AdapterSpec
 from tests.backend.conftest import Load
 from tests.backend.driving import Chunk, Want
-from tests.data.models import tiny_adapters
-from tests.data.models.tiny_adapters import (
+from tests.data.models.text import tiny_adapters
+from tests.data.models.text.tiny_adapters import (
     MODELS_WITH_GOLDENS,
     TinyAdapter,
     adapter_metadata,
     gguf_adapter,
     write_adapter,
 )
-from tests.data.models.tiny_models import GOLDEN_ROWS, PROMPT, by_name, goldens
+from tests.data.models.text.tiny_models import GOLDEN_ROWS, PROMPT, by_name, goldens
 from tests.support.files.gguf_writer import write_gguf
 
 TOLERANCE = 3e-5
@@ -42,7 +42,7 @@ def log_softmax(logits: list[list[float]]) -> Float32Array:
 
 def lora_goldens(name: str) -> list[list[float]]:
     """What PEFT computed; see make_lora_goldens.py."""
-    path = Path(tiny_adapters.__file__).with_name("lora_goldens.json")
+    path = Path(tiny_adapters.__file__).parents[1] / "goldens/lora_goldens.json"
     found: list[list[float]] = json.loads(path.read_text())[name]
     return found
 

@@ -12,10 +12,10 @@ import pytest
 from rocmforge.backend.protocol import Backend
 from tests.backend.conftest import DEFAULTS, Load
 from tests.backend.driving import Driver
-from tests.data.models.model_files import write_model
-from tests.data.models.tiny_gemma4 import sized_gemma4
-from tests.data.models.tiny_model import TinyModel
-from tests.data.models.tiny_models import PROMPT, by_name
+from tests.data.models.text.model_files import write_model
+from tests.data.models.text.tiny_gemma4 import sized_gemma4
+from tests.data.models.text.tiny_model import TinyModel
+from tests.data.models.text.tiny_models import PROMPT, by_name
 from tests.support.engine.block_copies import (
     WHATEVER_IT_TAKES,
     ask_in_turn,

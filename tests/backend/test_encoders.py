@@ -14,7 +14,7 @@ from gguf.constants import GGMLQuantizationType
 from rocmforge.backend.protocol import Runner
 from rocmforge.engine.ipc.params import Pooling
 from tests.backend.conftest import Load
-from tests.data.models.tiny_encoders import (
+from tests.data.models.text.tiny_encoders import (
     ENCODERS,
     GOLDEN_ROWS,
     LENGTHS,
@@ -25,7 +25,7 @@ from tests.data.models.tiny_encoders import (
     goldens,
     write_encoder,
 )
-from tests.data.models.tiny_folders import write_folder
+from tests.data.models.text.tiny_folders import write_folder
 from tests.support.files.gguf_writer import Stored
 from tests.support.models.encoder_steps import encoder_step, run, states
 

@@ -20,8 +20,8 @@ from rocmforge_reference import ops
 from tests.backend.conftest import DEFAULTS, Load
 from tests.backend.driving import Chunk
 from tests.backend.test_goldens import TOLERANCE
-from tests.data.models.model_files import gguf_metadata, gguf_tensors
-from tests.data.models.tiny_models import GOLDEN_ROWS, PROMPT, by_name, goldens
+from tests.data.models.text.model_files import gguf_metadata, gguf_tensors
+from tests.data.models.text.tiny_models import GOLDEN_ROWS, PROMPT, by_name, goldens
 from tests.support.engine.core import make_core, tokens_of
 from tests.support.files.gguf_writer import Stored, write_gguf
 

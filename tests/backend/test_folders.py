@@ -19,11 +19,11 @@ from rocmforge.errors import BadAdapter
 from rocmforge.models.lora import AdapterSpec
 from tests.backend.conftest import Load
 from tests.backend.driving import Chunk
-from tests.data.models import tiny_adapters, tiny_encoders
-from tests.data.models.tiny_adapters import MODELS_WITH_GOLDENS, TinyAdapter, write_adapter
-from tests.data.models.tiny_encoders import ENCODERS
-from tests.data.models.tiny_folders import write_adapter_folder, write_folder
-from tests.data.models.tiny_models import FOLDER_MODELS, GOLDEN_ROWS, PROMPT, by_name, goldens
+from tests.data.models.text import tiny_adapters, tiny_encoders
+from tests.data.models.text.tiny_adapters import MODELS_WITH_GOLDENS, TinyAdapter, write_adapter
+from tests.data.models.text.tiny_encoders import ENCODERS
+from tests.data.models.text.tiny_folders import write_adapter_folder, write_folder
+from tests.data.models.text.tiny_models import FOLDER_MODELS, GOLDEN_ROWS, PROMPT, by_name, goldens
 from tests.support.models.encoder_steps import encoder_step, run, states
 
 TOLERANCE = 3e-5
@@ -122,7 +122,7 @@ def pooled(runner: Runner) -> Float32Array:
 
 def lora_goldens(name: str) -> list[list[float]]:
     """What PEFT computed; see make_lora_goldens.py."""
-    path = Path(tiny_adapters.__file__).with_name("lora_goldens.json")
+    path = Path(tiny_adapters.__file__).parents[1] / "goldens/lora_goldens.json"
     found: list[list[float]] = json.loads(path.read_text())[name]
     return found
 

@@ -7,8 +7,8 @@ import pytest
 
 from tests.backend.conftest import Load
 from tests.backend.driving import Chunk
-from tests.data.models.tiny_models import GOLDEN_ROWS, MODELS, PROMPT, goldens
-from tests.data.models.tiny_recurrent import LENGTHS, LONG_PROMPT
+from tests.data.models.text.tiny_models import GOLDEN_ROWS, MODELS, PROMPT, goldens
+from tests.data.models.text.tiny_recurrent import LENGTHS, LONG_PROMPT
 
 TOLERANCE = 3e-5
 """Of a log-probability, relative to the spread of the logits (a few units)."""

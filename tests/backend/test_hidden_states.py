@@ -10,7 +10,7 @@ import pytest
 from rocmforge.backend.arrays import Float32Array
 from tests.backend.conftest import Load
 from tests.backend.driving import Chunk, Driver, make_step
-from tests.data.models.tiny_models import PROMPT
+from tests.data.models.text.tiny_models import PROMPT
 
 Ranges = list[tuple[int, int]]
 

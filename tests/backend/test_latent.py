@@ -14,9 +14,9 @@ from rocmforge_reference.model_ops import ReferenceOps
 from tests.backend.conftest import Load
 from tests.backend.driving import Chunk
 from tests.backend.test_experts import error_of
-from tests.data.models.expert_weights import fuse_latent
-from tests.data.models.model_files import gguf_metadata, gguf_tensors
-from tests.data.models.tiny_models import GOLDEN_ROWS, PROMPT, by_name
+from tests.data.models.text.expert_weights import fuse_latent
+from tests.data.models.text.model_files import gguf_metadata, gguf_tensors
+from tests.data.models.text.tiny_models import GOLDEN_ROWS, PROMPT, by_name
 from tests.support.files.gguf_writer import write_gguf
 
 

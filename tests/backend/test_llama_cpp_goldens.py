@@ -11,14 +11,14 @@ from rocmforge.models.weights import present
 from rocmforge_reference import ops
 from tests.backend.conftest import Load
 from tests.backend.driving import Chunk, Want
-from tests.data.models.llama_cpp_goldens import (
+from tests.data.models.goldens.llama_cpp_goldens import (
     CONTINUED,
     MODELS,
     llama_cpp_golden,
     write_for_llama_cpp,
 )
-from tests.data.models.tiny_model import TinyModel
-from tests.data.models.tiny_models import PROMPT
+from tests.data.models.text.tiny_model import TinyModel
+from tests.data.models.text.tiny_models import PROMPT
 from tests.support.models.llama_cpp import activate_with_table
 
 TOLERANCE = 1e-4

@@ -14,14 +14,14 @@ from rocmforge.backend.protocol import Backend
 from rocmforge.engine.ipc.params import SamplingParams
 from rocmforge.engine.waiting.images import image_step, in_order
 from rocmforge_reference import ops
-from tests.data.models.llama_cpp_towers import (
+from tests.data.models.goldens.llama_cpp_towers import (
     COLUMNS,
     MODELS,
     ROWS,
     llama_cpp_golden,
     write_for_llama_cpp,
 )
-from tests.data.models.tiny_tower import PARTS, TinyTower
+from tests.data.models.towers.tiny_tower import PARTS, TinyTower
 from tests.support.engine.core import reports
 from tests.support.models.llama_cpp import tanh_with_table
 from tests.support.models.options import SMALL

@@ -19,8 +19,8 @@ from rocmforge.engine.ipc.params import GenerateRequest, SamplingParams
 from rocmforge.engine.ipc.prompt import token_prompt
 from rocmforge.engine.ipc.status import EngineStats
 from tests.backend.driving import Chunk, Want, make_step
-from tests.data.models.model_files import gguf_metadata, write_model
-from tests.data.models.tiny_models import PROMPT, by_name
+from tests.data.models.text.model_files import gguf_metadata, write_model
+from tests.data.models.text.tiny_models import PROMPT, by_name
 from tests.support.engine.core import tokens_of
 from tests.support.engine.drafting import LIMITS
 from tests.support.fakes.timed import Timed

@@ -16,9 +16,9 @@ from rocmforge.models.rank_head import RankHead, read_rank_head
 from rocmforge.opening import open_checkpoint
 from tests.backend.conftest import Load
 from tests.backend.driving import Chunk, make_step
-from tests.data.models.model_files import gguf_metadata, gguf_tensors, hf_weights
-from tests.data.models.tiny_folders import write_folder
-from tests.data.models.tiny_models import GOLDEN_ROWS, PROMPT, by_name, goldens
+from tests.data.models.text.model_files import gguf_metadata, gguf_tensors, hf_weights
+from tests.data.models.text.tiny_folders import write_folder
+from tests.data.models.text.tiny_models import GOLDEN_ROWS, PROMPT, by_name, goldens
 from tests.support.files.gguf_writer import write_gguf
 from tests.support.files.safetensors_writer import write_safetensors
 

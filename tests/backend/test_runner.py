@@ -12,8 +12,8 @@ from rocmforge.backend.protocol import Backend, Runner
 from rocmforge.errors import ConfigurationError, OutOfMemory
 from tests.backend.conftest import DEFAULTS, Load
 from tests.backend.driving import Chunk, Driver, Want
-from tests.data.models.model_files import write_model
-from tests.data.models.tiny_models import PROMPT, by_name
+from tests.data.models.text.model_files import write_model
+from tests.data.models.text.tiny_models import PROMPT, by_name
 from tests.support.models.loading import load_file
 
 # GQA with a group of three, windows with softcaps, one KV head with two rope tables, experts.

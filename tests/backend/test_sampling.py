@@ -11,7 +11,7 @@ import pytest
 
 from tests.backend.conftest import Load
 from tests.backend.driving import Chunk, Driver, Want
-from tests.data.models.tiny_models import PROMPT, goldens
+from tests.data.models.text.tiny_models import PROMPT, goldens
 
 Float64Array = npt.NDArray[np.float64]
 

@@ -15,8 +15,8 @@ import pytest
 from rocmforge.engine.ipc.params import SamplingParams
 from rocmforge.errors import BackendError
 from tests.backend.conftest import Load
-from tests.data.models.model_files import write_model
-from tests.data.models.tiny_models import MODELS, PROMPT, by_name
+from tests.data.models.text.model_files import write_model
+from tests.data.models.text.tiny_models import MODELS, PROMPT, by_name
 from tests.support.engine.spans import (
     PLACES,
     PROMPTS,

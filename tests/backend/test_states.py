@@ -20,9 +20,9 @@ from rocmforge.engine.ipc.prompt import token_prompt
 from rocmforge.engine.schedule.limits import SchedulerLimits
 from tests.backend.conftest import DEFAULTS, Load
 from tests.backend.driving import Chunk, Driver
-from tests.data.models.model_files import write_model
-from tests.data.models.tiny_models import by_name, goldens
-from tests.data.models.tiny_recurrent import FAR_PROMPT, LENGTHS, LONG_PROMPT, RECURRENT_MODELS
+from tests.data.models.text.model_files import write_model
+from tests.data.models.text.tiny_models import by_name, goldens
+from tests.data.models.text.tiny_recurrent import FAR_PROMPT, LENGTHS, LONG_PROMPT, RECURRENT_MODELS
 from tests.support.engine.conversations import talk
 from tests.support.models.loading import load_file
 

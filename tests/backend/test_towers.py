@@ -16,14 +16,20 @@ from rocmforge.backend.protocol import Backend
 from rocmforge.engine.ipc.messages import Cancel, StepReport
 from rocmforge.engine.ipc.params import GenerateRequest, SamplingParams
 from rocmforge.engine.waiting.images import image_step, in_order
-from tests.data.models.tiny_gemma4_tower import GEMMA4, GEMMA4_E
-from tests.data.models.tiny_gemma4_unified import GEMMA4_UNIFIED
-from tests.data.models.tiny_internvl import INTERNVL_6B
-from tests.data.models.tiny_tower import GOLDEN_ROWS, GOLDEN_TOKENS, PARTS, TinyTower, goldens
-from tests.data.models.tiny_towers import GEMMA3, QWEN3_VL
-from tests.data.models.tiny_windows import QWEN2_VL
-from tests.data.models.tower_files import write_tower_files, write_tower_folder
-from tests.data.models.towers import IN_FILES, TOWERS
+from tests.data.models.towers.tiny_gemma4_tower import GEMMA4, GEMMA4_E
+from tests.data.models.towers.tiny_gemma4_unified import GEMMA4_UNIFIED
+from tests.data.models.towers.tiny_internvl import INTERNVL_6B
+from tests.data.models.towers.tiny_tower import (
+    GOLDEN_ROWS,
+    GOLDEN_TOKENS,
+    PARTS,
+    TinyTower,
+    goldens,
+)
+from tests.data.models.towers.tiny_towers import GEMMA3, QWEN3_VL
+from tests.data.models.towers.tiny_windows import QWEN2_VL
+from tests.data.models.towers.tower_files import write_tower_files, write_tower_folder
+from tests.data.models.towers.towers import IN_FILES, TOWERS
 from tests.support.engine.core import reports, submits, tokens_of
 from tests.support.models.options import SMALL
 from tests.support.models.towers import Loaded, load_both, shown

@@ -11,10 +11,10 @@ import pytest
 
 from rocmforge.backend.step import StepInput, StepOutput
 from rocmforge_reference.runner import ReferenceRunner
-from tests.data.models.model_files import write_model
-from tests.data.models.tiny_gemma4 import sized_gemma4
-from tests.data.models.tiny_model import TinyModel
-from tests.data.models.tiny_models import by_name
+from tests.data.models.text.model_files import write_model
+from tests.data.models.text.tiny_gemma4 import sized_gemma4
+from tests.data.models.text.tiny_model import TinyModel
+from tests.data.models.text.tiny_models import by_name
 from tests.support.engine.sliding import slide
 from tests.support.models.options import SMALL
 from tests.support.models.runners import load_reference

@@ -13,9 +13,9 @@ from rocmforge.errors import BadAdapter, ConfigurationError
 from rocmforge.model_front import read_front
 from rocmforge.models.lora import AdapterSpec
 from rocmforge.setting_sources import load
-from tests.data.models.model_files import gguf_metadata, gguf_tensors
-from tests.data.models.tiny_adapters import TinyAdapter, write_adapter
-from tests.data.models.tiny_models import by_name
+from tests.data.models.text.model_files import gguf_metadata, gguf_tensors
+from tests.data.models.text.tiny_adapters import TinyAdapter, write_adapter
+from tests.data.models.text.tiny_models import by_name
 from tests.support.files.gguf_writer import write_gguf
 from tests.unit.text.vocabularies import byte_level
 

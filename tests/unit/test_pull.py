@@ -17,8 +17,8 @@ from rocmforge.library import hub as hubs
 from rocmforge.library.catalogue import read_catalogue
 from rocmforge.library.hub import Hub
 from rocmforge.settings import Settings
-from tests.data.models.model_files import write_model
-from tests.data.models.tiny_models import by_name
+from tests.data.models.text.model_files import write_model
+from tests.data.models.text.tiny_models import by_name
 from tests.support.files.gguf_writer import write_gguf
 from tests.support.models.hip import fitting
 from tests.support.processes.hub import FakeHub

@@ -18,10 +18,10 @@ from rocmforge.model_front import open_model, read_front
 from rocmforge.settings import Settings
 from rocmforge.text.tokenizer.tokenizer import Tokenizer
 from rocmforge.wiring import build_model
-from tests.data.models.model_files import hf_weights, write_model
-from tests.data.models.tiny_encoders import VOCABULARY
-from tests.data.models.tiny_folders import write_folder
-from tests.data.models.tiny_models import by_name
+from tests.data.models.text.model_files import hf_weights, write_model
+from tests.data.models.text.tiny_encoders import VOCABULARY
+from tests.data.models.text.tiny_folders import write_folder
+from tests.data.models.text.tiny_models import by_name
 from tests.support.files.safetensors_writer import write_safetensors
 from tests.support.files.tokenizer_files import pieces, write_tokenizer
 from tests.support.models.predicting import write_predicting

@@ -21,7 +21,7 @@ from rocmforge.fleet.fleet import Fleet, FleetSettings
 from rocmforge.models.pooling import PoolingType
 from rocmforge.text.template.template import ChatTemplates
 from tests.api.fake_engine import MAX_CONTEXT, RUNNER, FakeEngine, make_model
-from tests.data.models.tiny_encoders import by_name, write_encoder
+from tests.data.models.text.tiny_encoders import by_name, write_encoder
 from tests.support.processes.server import LiveServer
 
 MESSAGES = [{"role": "user", "content": "hello"}]

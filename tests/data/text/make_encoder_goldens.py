@@ -15,7 +15,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from tests.data.models.tiny_encoders import by_name, write_with_byte_level_bpe
+from tests.data.models.text.tiny_encoders import by_name, write_with_byte_level_bpe
 from tests.data.text.make_goldens import digest, texts
 
 VOCABULARIES = ("ggml-vocab-bert-bge.gguf", "ggml-vocab-nomic-bert-moe.gguf")

@@ -15,7 +15,7 @@ from rocmforge.backend.step import NO_ADAPTER
 from rocmforge.models.lora import AdapterSpec
 from rocmforge_reference.backend import create
 from tests.backend.driving import Chunk, Driver, Want
-from tests.data.models.tiny_adapters import write_random_adapter
+from tests.data.models.text.tiny_adapters import write_random_adapter
 from tests.support.models.loading import load_file
 from tests.support.models.options import SMALL
 

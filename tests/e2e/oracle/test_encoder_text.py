@@ -18,7 +18,7 @@ from rocmforge.gguf.tokenizer import read_tokenizer
 from rocmforge.models.pooling import PoolingType
 from rocmforge.text.tokenizer.tokenizer import Tokenizer
 from rocmforge_reference.backend import create
-from tests.data.models.tiny_encoders import by_name, write_with_byte_level_bpe
+from tests.data.models.text.tiny_encoders import by_name, write_with_byte_level_bpe
 from tests.data.text.make_encoder_goldens import LINES, PRE_TOKENIZERS
 from tests.data.text.make_goldens import digest, texts
 from tests.support.models.encoder_steps import encoder_step, run

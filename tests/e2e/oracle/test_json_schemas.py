@@ -29,8 +29,8 @@ from rocmforge.gguf.tokenizer import read_tokenizer
 from rocmforge.text.output.grammar import Schema, find_problem, json_schema_grammar
 from rocmforge.text.tokenizer.tokenizer import Tokenizer
 from tests.api import tiny
-from tests.data.models.model_files import write_model
-from tests.data.models.tiny_models import by_name
+from tests.data.models.text.model_files import write_model
+from tests.data.models.text.tiny_models import by_name
 from tests.support.files.json_schemas import RandomSchemas, with_recursion
 from tests.support.models.loading import load_file
 from tests.support.models.options import SMALL

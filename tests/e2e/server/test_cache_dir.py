@@ -13,10 +13,10 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.data.models.tiny_encoders import VOCABULARY
-from tests.data.models.tiny_folders import write_folder
-from tests.data.models.tiny_models import by_name
-from tests.data.models.tiny_predicting_tower import write_predicting_tower
+from tests.data.models.text.tiny_encoders import VOCABULARY
+from tests.data.models.text.tiny_folders import write_folder
+from tests.data.models.text.tiny_models import by_name
+from tests.data.models.towers.tiny_predicting_tower import write_predicting_tower
 from tests.support.files.tokenizer_files import pieces, write_tokenizer
 from tests.support.processes.children import ENGINE, children
 from tests.support.processes.server import LiveServer

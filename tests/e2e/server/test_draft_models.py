@@ -23,8 +23,8 @@ from rocmforge.engine.ipc.params import SamplingParams
 from rocmforge.errors import ConfigurationError
 from rocmforge.model_front import read_front
 from rocmforge.settings import Settings
-from tests.data.models.model_files import write_model
-from tests.data.models.tiny_models import PROMPT, by_name
+from tests.data.models.text.model_files import write_model
+from tests.data.models.text.tiny_models import PROMPT, by_name
 from tests.e2e.conftest import SMOLLM2_NAME, serve_command
 from tests.support.engine.core import reports, tokens_of
 from tests.support.engine.drafting import LIMITS, make_drafting_core, rate

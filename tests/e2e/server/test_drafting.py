@@ -11,8 +11,8 @@ import pytest
 
 from rocmforge.backend import registry
 from rocmforge.engine.ipc.params import SamplingParams
-from tests.data.models.model_files import write_model
-from tests.data.models.tiny_models import by_name
+from tests.data.models.text.model_files import write_model
+from tests.data.models.text.tiny_models import by_name
 from tests.support.engine.core import make_core, tokens_of
 from tests.support.fakes.timed import Timed
 from tests.support.models.loading import load_file

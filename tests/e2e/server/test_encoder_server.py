@@ -21,7 +21,7 @@ from rocmforge.gguf.reader import open_gguf
 from rocmforge.gguf.tokenizer import read_tokenizer
 from rocmforge.text.tokenizer.tokenizer import Tokenizer
 from rocmforge_reference.backend import create
-from tests.data.models.tiny_encoders import PROMPT, by_name, goldens, write_encoder
+from tests.data.models.text.tiny_encoders import PROMPT, by_name, goldens, write_encoder
 from tests.support.models.encoder_steps import encoder_step, run
 from tests.support.models.loading import load_file
 from tests.support.models.options import SMALL

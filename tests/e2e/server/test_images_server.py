@@ -24,8 +24,8 @@ from openai import OpenAI
 from tokenizers import AddedToken
 
 from tests.api.live import metric
-from tests.data.models.tiny_towers import SMOLVLM
-from tests.data.models.tower_files import write_tower_folder
+from tests.data.models.towers.tiny_towers import SMOLVLM
+from tests.data.models.towers.tower_files import write_tower_folder
 from tests.fuzz.pixels.test_images import files, memory_kib, seeds
 from tests.support.files.pictures import BLUE, RED, data_address, encoded, picture
 from tests.support.files.tokenizer_files import byte_level, write_tokenizer

@@ -11,8 +11,8 @@ import pytest
 
 from rocmforge.cli import main
 from rocmforge.settings import Settings
-from tests.data.models.model_files import write_model
-from tests.data.models.tiny_models import by_name
+from tests.data.models.text.model_files import write_model
+from tests.data.models.text.tiny_models import by_name
 from tests.support.files.gguf_writer import write_gguf
 
 

@@ -14,8 +14,8 @@ import pytest
 from rocmforge.gguf.tokenizer import read_tokenizer
 from rocmforge.text.tokenizer.tokenizer import Tokenizer
 from tests.api import tiny
-from tests.data.models.model_files import gguf_metadata, gguf_tensors
-from tests.data.models.tiny_models import by_name
+from tests.data.models.text.model_files import gguf_metadata, gguf_tensors
+from tests.data.models.text.tiny_models import by_name
 from tests.support.files.distribution import WALK, install
 from tests.support.files.gguf_writer import write_gguf
 from tests.support.processes.server import LiveServer

@@ -12,7 +12,7 @@ import openai
 import pytest
 from openai import OpenAI
 
-from tests.data.models.tiny_adapters import write_random_adapter
+from tests.data.models.text.tiny_adapters import write_random_adapter
 from tests.e2e.conftest import SMOLLM2_NAME, serve_command
 from tests.support.processes.server import LiveServer
 

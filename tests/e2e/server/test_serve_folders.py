@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from rocmforge.cli import main
-from tests.data.models import tiny_adapters, tiny_encoders, tiny_models
-from tests.data.models.tiny_adapters import TinyAdapter
-from tests.data.models.tiny_encoders import VOCABULARY
-from tests.data.models.tiny_folders import write_adapter_folder, write_folder
-from tests.data.models.tiny_models import GOLDEN_ROWS, by_name
+from tests.data.models.text import tiny_adapters, tiny_encoders, tiny_models
+from tests.data.models.text.tiny_adapters import TinyAdapter
+from tests.data.models.text.tiny_encoders import VOCABULARY
+from tests.data.models.text.tiny_folders import write_adapter_folder, write_folder
+from tests.data.models.text.tiny_models import GOLDEN_ROWS, by_name
 from tests.support.files.tokenizer_files import pieces, write_tokenizer
 from tests.support.processes.server import LiveServer
 
@@ -77,7 +77,7 @@ def test_completions_are_those_of_transformers_and_peft(server: httpx.Client, mo
     answer = server.post("/completions", json=body).raise_for_status().json()
     logits = tiny_models.goldens("llama")["logits"]
     if model == "a":
-        path = Path(tiny_adapters.__file__).with_name("lora_goldens.json")
+        path = Path(tiny_adapters.__file__).parents[1] / "goldens/lora_goldens.json"
         logits = json.loads(path.read_text())["llama"]
     expected = np.sort(last_logprobs(logits))[::-1][:5]
     (found,) = answer["choices"][0]["logprobs"]["top_logprobs"]

@@ -20,8 +20,8 @@ import openai
 import pytest
 
 from tests.api import tiny
-from tests.data.models.model_files import gguf_metadata, gguf_tensors
-from tests.data.models.tiny_models import by_name
+from tests.data.models.text.model_files import gguf_metadata, gguf_tensors
+from tests.data.models.text.tiny_models import by_name
 from tests.support.files.gguf_writer import write_gguf
 from tests.support.models.hip import fitting
 from tests.support.processes.children import ENGINE, children

@@ -10,9 +10,9 @@ import httpx
 import pytest
 from openai import OpenAI
 
-from tests.data.models.tiny_encoders import VOCABULARY
-from tests.data.models.tiny_folders import write_folder
-from tests.data.models.tiny_models import by_name
+from tests.data.models.text.tiny_encoders import VOCABULARY
+from tests.data.models.text.tiny_folders import write_folder
+from tests.data.models.text.tiny_models import by_name
 from tests.support.files.tokenizer_files import pieces, write_tokenizer
 from tests.support.processes.server import LiveServer
 

@@ -33,10 +33,10 @@ from rocmforge.model_front import read_front
 from rocmforge.settings import Settings
 from rocmforge_reference.backend import create
 from tests.api.tiny import CHATML
-from tests.data.models import tiny_encoders
-from tests.data.models.model_files import gguf_metadata, gguf_tensors
-from tests.data.models.tiny_adapters import write_random_adapter
-from tests.data.models.tiny_models import by_name
+from tests.data.models.text import tiny_encoders
+from tests.data.models.text.model_files import gguf_metadata, gguf_tensors
+from tests.data.models.text.tiny_adapters import write_random_adapter
+from tests.data.models.text.tiny_models import by_name
 from tests.support.files.gguf_writer import write_gguf
 from tests.support.models.loading import load_file
 from tests.support.models.options import SMALL

@@ -27,11 +27,11 @@ from rocmforge.opening import describe, open_checkpoint
 from rocmforge.text.template.rank_prompt import rank_prompt
 from rocmforge.text.template.template import ChatTemplates
 from rocmforge.text.tokenizer.tokenizer import Tokenizer
-from tests.data.models import tiny_encoders
-from tests.data.models.tiny_encoders import VOCABULARY, TinyEncoder
-from tests.data.models.tiny_folders import write_folder
-from tests.data.models.tiny_model import TinyModel
-from tests.data.models.tiny_models import by_name
+from tests.data.models.text import tiny_encoders
+from tests.data.models.text.tiny_encoders import VOCABULARY, TinyEncoder
+from tests.data.models.text.tiny_folders import write_folder
+from tests.data.models.text.tiny_model import TinyModel
+from tests.data.models.text.tiny_models import by_name
 from tests.support.files.sentencepiece_writer import model_bytes, pieces_of
 from tests.support.files.tokenizer_files import KINDS, pieces, write_tokenizer
 

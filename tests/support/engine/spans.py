@@ -14,9 +14,9 @@ from rocmforge.engine.ipc.params import SamplingParams, TokenLogprob
 from rocmforge.engine.ipc.prompt import EmbeddingSpan, Prompt, TokenSpan, embedding_span, token_span
 from rocmforge.engine.ipc.status import EngineStats
 from rocmforge_reference.ops import rms_norm
-from tests.data.models.model_files import hf_weights
-from tests.data.models.tiny_model import TinyModel
-from tests.data.models.tiny_models import PROMPT
+from tests.data.models.text.model_files import hf_weights
+from tests.data.models.text.tiny_model import TinyModel
+from tests.data.models.text.tiny_models import PROMPT
 from tests.support.engine.core import make_core, reports
 from tests.support.fakes.fake_model import HIDDEN_SIZE
 

@@ -18,11 +18,11 @@ from kernels.compiler import find_compiler
 from kernels.table import TranslationUnit, read_formats
 from kernels.targets import select
 from rocmforge_hip.device.platform import VARIABLE
-from tests.data.models.model_files import gguf_metadata, gguf_tensors
-from tests.data.models.tiny_experts import LATENT_CLASSES
-from tests.data.models.tiny_gemma4 import GEMMA4_MODELS, sized_gemma4
-from tests.data.models.tiny_model import TinyModel
-from tests.data.models.tiny_models import DENSE_MODELS, SCALED_MODELS
+from tests.data.models.text.model_files import gguf_metadata, gguf_tensors
+from tests.data.models.text.tiny_experts import LATENT_CLASSES
+from tests.data.models.text.tiny_gemma4 import GEMMA4_MODELS, sized_gemma4
+from tests.data.models.text.tiny_model import TinyModel
+from tests.data.models.text.tiny_models import DENSE_MODELS, SCALED_MODELS
 from tests.support.files.gguf_writer import Stored, write_gguf
 from tests.support.launches.host_platform import HostPlatform
 from tests.support.launches.kernels import PlatformOptions

@@ -9,8 +9,8 @@ import numpy as np
 
 from rocmforge.backend.protocol import Backend, LoadOptions, Runner
 from rocmforge.opening import open_checkpoint
-from tests.data.models.model_files import gguf_metadata, gguf_tensors
-from tests.data.models.tiny_model import Tensors, TinyModel
+from tests.data.models.text.model_files import gguf_metadata, gguf_tensors
+from tests.data.models.text.tiny_model import Tensors, TinyModel
 from tests.support.files.gguf_writer import write_gguf
 from tests.support.models.shallow import with_right_predictor
 

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from tests.api import tiny
-from tests.data.models.model_files import gguf_metadata, gguf_tensors
-from tests.data.models.tiny_models import by_name
+from tests.data.models.text.model_files import gguf_metadata, gguf_tensors
+from tests.data.models.text.tiny_models import by_name
 from tests.support.files.gguf_writer import write_gguf
 
 

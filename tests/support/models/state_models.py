@@ -10,10 +10,10 @@ import numpy as np
 from gguf.constants import GGMLQuantizationType
 from gguf.quants import quantize
 
-from tests.data.models.model_files import gguf_metadata, gguf_tensors
-from tests.data.models.tiny_mamba import MAMBA_CLASSES, larger_mamba
-from tests.data.models.tiny_model import TinyModel
-from tests.data.models.tiny_recurrent import larger_delta, larger_liquid
+from tests.data.models.text.model_files import gguf_metadata, gguf_tensors
+from tests.data.models.text.tiny_mamba import MAMBA_CLASSES, larger_mamba
+from tests.data.models.text.tiny_model import TinyModel
+from tests.data.models.text.tiny_recurrent import larger_delta, larger_liquid
 from tests.support.files.gguf_writer import Stored, write_gguf
 
 CUT: Final = {"vocab_size": 96, "intermediate_size": 128, "num_attention_heads": 4}

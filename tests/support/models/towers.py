@@ -21,8 +21,8 @@ from rocmforge.models.vision.config import VisionConfig
 from rocmforge.models.vision.image import ImageTile
 from rocmforge.opening import open_checkpoint
 from rocmforge.pixels.processors.patches import tile_of
-from tests.data.models.tiny_tower import TinyTower
-from tests.data.models.tower_files import pixels
+from tests.data.models.towers.tiny_tower import TinyTower
+from tests.data.models.towers.tower_files import pixels
 from tests.support.engine.start import start_message
 from tests.support.fakes.timed import Timed
 

@@ -14,8 +14,8 @@ from rocmforge.engine.loading import load
 from rocmforge.errors import OutOfMemory, UnsupportedArchitecture
 from rocmforge.models.checkpoint import Checkpoint
 from rocmforge_reference.backend import ReferenceBackend
-from tests.data.models.tiny_towers import SMOLVLM
-from tests.data.models.tower_files import write_tower_files
+from tests.data.models.towers.tiny_towers import SMOLVLM
+from tests.data.models.towers.tower_files import write_tower_files
 from tests.support.engine.start import start_message
 from tests.support.models.options import SMALL
 

@@ -23,8 +23,8 @@ from rocmforge.engine.ipc.params import (
 )
 from rocmforge.engine.ipc.status import EngineState
 from rocmforge.errors import EngineDied
-from tests.data.models.model_files import write_model
-from tests.data.models.tiny_models import by_name
+from tests.data.models.text.model_files import write_model
+from tests.data.models.text.tiny_models import by_name
 from tests.support.engine import engine_client as live
 from tests.support.fakes.fake_backend import FakeConfig
 from tests.support.fakes.fake_model import continuation

@@ -10,10 +10,10 @@ import pytest
 from rocmforge.errors import BadTokenizer, ConfigurationError, UnsupportedTensor
 from rocmforge.models.lora import AdapterSpec
 from rocmforge.opening import describe, open_checkpoint
-from tests.data.models.model_files import gguf_metadata, gguf_tensors, write_model
-from tests.data.models.tiny_encoders import by_name as encoder_by_name
-from tests.data.models.tiny_encoders import write_encoder
-from tests.data.models.tiny_models import by_name
+from tests.data.models.text.model_files import gguf_metadata, gguf_tensors, write_model
+from tests.data.models.text.tiny_encoders import by_name as encoder_by_name
+from tests.data.models.text.tiny_encoders import write_encoder
+from tests.data.models.text.tiny_models import by_name
 from tests.support.files.gguf_writer import write_gguf
 
 

@@ -21,14 +21,14 @@ from rocmforge.gguf.checkpoint import open_gguf_checkpoint
 from rocmforge.gguf.reader import open_gguf
 from rocmforge.models.config import ActivationFunction
 from rocmforge.opening import describe, open_checkpoint
-from tests.data.models.tiny_gemma4_tower import GEMMA4, GEMMA4_E
-from tests.data.models.tiny_internvl import INTERNVL
-from tests.data.models.tiny_pixtral import MISTRAL3, PIXTRAL
-from tests.data.models.tiny_tower import Tensors, TinyTower
-from tests.data.models.tiny_towers import GEMMA3, QWEN3_VL, SMOLVLM
-from tests.data.models.tiny_windows import QWEN2_VL, QWEN25_VL
-from tests.data.models.tower_files import write_tower_files, write_tower_folder
-from tests.data.models.towers import IN_FILES
+from tests.data.models.towers.tiny_gemma4_tower import GEMMA4, GEMMA4_E
+from tests.data.models.towers.tiny_internvl import INTERNVL
+from tests.data.models.towers.tiny_pixtral import MISTRAL3, PIXTRAL
+from tests.data.models.towers.tiny_tower import Tensors, TinyTower
+from tests.data.models.towers.tiny_towers import GEMMA3, QWEN3_VL, SMOLVLM
+from tests.data.models.towers.tiny_windows import QWEN2_VL, QWEN25_VL
+from tests.data.models.towers.tower_files import write_tower_files, write_tower_folder
+from tests.data.models.towers.towers import IN_FILES
 from tests.support.files.gguf_writer import write_gguf
 
 

@@ -17,10 +17,10 @@ from rocmforge.opening import open_checkpoint
 from rocmforge_hip.device.heads import FULL_HEADS
 from rocmforge_hip.load.supported import check_sizes
 from rocmforge_hip.weights.fitting import PaddedTensor, fit_tower
-from tests.data.models.tiny_gemma4_unified import GEMMA4_UNIFIED
-from tests.data.models.tiny_internvl import INTERNVL_6B
-from tests.data.models.tiny_towers import GEMMA3
-from tests.data.models.tower_files import write_tower_folder
+from tests.data.models.towers.tiny_gemma4_unified import GEMMA4_UNIFIED
+from tests.data.models.towers.tiny_internvl import INTERNVL_6B
+from tests.data.models.towers.tiny_towers import GEMMA3
+from tests.data.models.towers.tower_files import write_tower_folder
 from tests.support.operands.weights import ggml_type
 
 

@@ -34,11 +34,11 @@ from rocmforge_hip.load.memory_budget import (
 )
 from rocmforge_hip.ops.geometry import Geometry
 from rocmforge_hip.weights.placement import PlannedPart, plan_weights, storages, weight_bytes
-from tests.data.models import tiny_encoders
-from tests.data.models.model_files import write_model
-from tests.data.models.tiny_encoders import write_encoder
-from tests.data.models.tiny_model import TinyModel
-from tests.data.models.tiny_models import by_name
+from tests.data.models.text import tiny_encoders
+from tests.data.models.text.model_files import write_model
+from tests.data.models.text.tiny_encoders import write_encoder
+from tests.data.models.text.tiny_model import TinyModel
+from tests.data.models.text.tiny_models import by_name
 from tests.support.models.hip import fitting
 from tests.support.models.options import SMALL
 

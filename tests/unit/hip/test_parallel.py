@@ -21,8 +21,8 @@ from rocmforge.models.weights import present, take, walk
 from rocmforge_hip.ops.collective import new_group_id
 from rocmforge_hip.ops.sharded import gather_orders
 from rocmforge_hip.weights.shard import Shard
-from tests.data.models.model_files import write_model
-from tests.data.models.tiny_models import by_name
+from tests.data.models.text.model_files import write_model
+from tests.data.models.text.tiny_models import by_name
 from tests.support.models.hip import fitting, quantized, splittable, write_quantized
 from tests.support.models.uneven import random_weights, uneven
 

@@ -16,12 +16,12 @@ from rocmforge.models.layer_config import DeltaConfig
 from rocmforge.models.weights import present, take, walk
 from rocmforge.opening import open_checkpoint
 from rocmforge_hip.weights.shard import Shard
-from tests.data.models.model_files import write_model
-from tests.data.models.tiny_folders import write_folder
-from tests.data.models.tiny_mamba import larger_mamba
-from tests.data.models.tiny_model import TinyModel
-from tests.data.models.tiny_models import by_name
-from tests.data.models.tiny_recurrent import larger_delta, larger_liquid
+from tests.data.models.text.model_files import write_model
+from tests.data.models.text.tiny_folders import write_folder
+from tests.data.models.text.tiny_mamba import larger_mamba
+from tests.data.models.text.tiny_model import TinyModel
+from tests.data.models.text.tiny_models import by_name
+from tests.data.models.text.tiny_recurrent import larger_delta, larger_liquid
 from tests.support.models.state_models import CUT, divisible
 
 Floats = npt.NDArray[np.float32]

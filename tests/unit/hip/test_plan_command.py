@@ -18,11 +18,11 @@ from rocmforge.sizes import parse_size
 from rocmforge_hip.device.discovery import FoundDevice
 from rocmforge_hip.device.driver import DeviceProperties
 from tests.api import tiny
-from tests.data.models.model_files import write_model
-from tests.data.models.tiny_models import by_name
-from tests.data.models.tiny_recurrent import larger_liquid
-from tests.data.models.tiny_towers import SMOLVLM
-from tests.data.models.tower_files import write_tower_folder
+from tests.data.models.text.model_files import write_model
+from tests.data.models.text.tiny_models import by_name
+from tests.data.models.text.tiny_recurrent import larger_liquid
+from tests.data.models.towers.tiny_towers import SMOLVLM
+from tests.data.models.towers.tower_files import write_tower_folder
 from tests.support.models.hip import fitting
 from tests.support.models.predicting import write_predicting
 from tests.support.models.speaking import write_speaking

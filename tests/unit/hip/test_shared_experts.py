@@ -18,9 +18,9 @@ from rocmforge_hip.weights.placement import (
 )
 from rocmforge_hip.weights.seats import with_seats
 from rocmforge_hip.weights.shared import join_shared, num_shared
-from tests.data.models.model_files import write_model
-from tests.data.models.tiny_models import by_name
-from tests.data.models.tiny_recurrent import larger_delta
+from tests.data.models.text.model_files import write_model
+from tests.data.models.text.tiny_models import by_name
+from tests.data.models.text.tiny_recurrent import larger_delta
 from tests.support.models.hip import fitting
 
 

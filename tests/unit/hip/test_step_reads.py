@@ -13,8 +13,8 @@ from rocmforge.models.weights import map_places, take
 from rocmforge.opening import open_checkpoint
 from rocmforge_hip.run.traffic import StepReads
 from rocmforge_hip.weights.placement import PlannedVector
-from tests.data.models.model_files import write_model
-from tests.data.models.tiny_models import by_name
+from tests.data.models.text.model_files import write_model
+from tests.data.models.text.tiny_models import by_name
 
 
 def step(tokens: int) -> Any:

@@ -26,9 +26,9 @@ from rocmforge_hip.load.supported import (
     check_sinks,
     check_sizes,
 )
-from tests.data.models.model_files import write_model
-from tests.data.models.tiny_mamba import larger_mamba
-from tests.data.models.tiny_models import by_name
+from tests.data.models.text.model_files import write_model
+from tests.data.models.text.tiny_mamba import larger_mamba
+from tests.data.models.text.tiny_models import by_name
 from tests.support.models.hip import fitting, splittable
 from tests.support.models.options import SMALL
 

@@ -24,12 +24,12 @@ from rocmforge.models.lora import AdapterSpec
 from rocmforge.models.pooling import PoolingType
 from rocmforge.models.sampling import SamplingDefaults
 from rocmforge.opening import check_unchanged, identify, open_checkpoint
-from tests.data.models import model_files, tiny_encoders
-from tests.data.models.tiny_adapters import TinyAdapter
-from tests.data.models.tiny_encoders import TinyEncoder
-from tests.data.models.tiny_folders import write_adapter_folder, write_folder
-from tests.data.models.tiny_model import TinyModel
-from tests.data.models.tiny_models import by_name
+from tests.data.models.text import model_files, tiny_encoders
+from tests.data.models.text.tiny_adapters import TinyAdapter
+from tests.data.models.text.tiny_encoders import TinyEncoder
+from tests.data.models.text.tiny_folders import write_adapter_folder, write_folder
+from tests.data.models.text.tiny_model import TinyModel
+from tests.data.models.text.tiny_models import by_name
 from tests.support.files.safetensors_writer import write_safetensors
 from tests.support.files.tokenizer_files import byte_level, write_tokenizer
 

@@ -22,12 +22,12 @@ from rocmforge.huggingface.files.folder import Folder
 from rocmforge.models.config import ModelConfig
 from rocmforge.models.pooling import PoolingType
 from rocmforge.models.rope_config import RopeScalingKind, RopeStyle
-from tests.data.models.model_files import write_model
-from tests.data.models.tiny_encoders import ENCODERS, TinyEncoder, write_encoder
-from tests.data.models.tiny_encoders import by_name as encoder_by_name
-from tests.data.models.tiny_folders import folder_config
-from tests.data.models.tiny_model import TinyModel
-from tests.data.models.tiny_models import FOLDER_MODELS, by_name, goldens
+from tests.data.models.text.model_files import write_model
+from tests.data.models.text.tiny_encoders import ENCODERS, TinyEncoder, write_encoder
+from tests.data.models.text.tiny_encoders import by_name as encoder_by_name
+from tests.data.models.text.tiny_folders import folder_config
+from tests.data.models.text.tiny_model import TinyModel
+from tests.data.models.text.tiny_models import FOLDER_MODELS, by_name, goldens
 
 
 def config_of(path: Path, values: dict[str, Any]) -> Any:

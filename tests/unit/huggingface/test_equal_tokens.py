@@ -14,7 +14,7 @@ from rocmforge.gguf.tokenizer import read_tokenizer as read_gguf_tokenizer
 from rocmforge.huggingface.files.folder import Folder
 from rocmforge.huggingface.tokenizer import read_tokenizer
 from rocmforge.text.tokenizer.tokenizer import Tokenizer
-from tests.data.models.tiny_encoders import VOCABULARY, by_name, write_encoder
+from tests.data.models.text.tiny_encoders import VOCABULARY, by_name, write_encoder
 from tests.support.files.tokenizer_files import TEXT, pieces, write_tokenizer
 
 TEXTS = (TEXT, "", "  two  spaces\n\n\tand tabs", "😀 ﬁ \u0301", "<0x41> [SEP] <|im_end|> </s>")

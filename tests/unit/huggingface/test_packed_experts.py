@@ -15,9 +15,9 @@ from rocmforge.checkpoint.tensor import Derived, Stack
 from rocmforge.errors import BadFolder, UnsupportedArchitecture, UnsupportedTensor
 from rocmforge.huggingface.packed_experts import PackedMatrix
 from rocmforge.opening import open_checkpoint
-from tests.data.models.model_files import hf_weights
-from tests.data.models.tiny_folders import write_folder
-from tests.data.models.tiny_models import by_name
+from tests.data.models.text.model_files import hf_weights
+from tests.data.models.text.tiny_folders import write_folder
+from tests.data.models.text.tiny_models import by_name
 from tests.support.files.safetensors_writer import write_safetensors
 
 PREFIX = "model.layers.1.mlp.experts."

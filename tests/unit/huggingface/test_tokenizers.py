@@ -18,7 +18,7 @@ from rocmforge.gguf.tokenizer import read_tokenizer as read_gguf_tokenizer
 from rocmforge.huggingface.files.folder import MAX_FILES, Folder
 from rocmforge.huggingface.tokenizer import read_templates, read_tokenizer
 from rocmforge.text.tokenizer.tokenizer import Tokenizer
-from tests.data.models.tiny_encoders import VOCABULARY
+from tests.data.models.text.tiny_encoders import VOCABULARY
 from tests.support.files.tokenizer_files import KINDS, TEXT, pieces, write_tokenizer
 from tests.unit.text.vocabularies import byte_level
 

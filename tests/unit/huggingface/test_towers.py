@@ -14,13 +14,13 @@ from rocmforge.errors import BadFolder, RocmForgeError, UnsupportedTensor
 from rocmforge.models.config import ActivationFunction
 from rocmforge.models.vision.config import ProcessorKind, Resampling
 from rocmforge.opening import describe, open_checkpoint
-from tests.data.models.tiny_gemma4_tower import BOUNDS, GEMMA4, GEMMA4_E
-from tests.data.models.tiny_internvl import INTERNVL
-from tests.data.models.tiny_pixtral import MISTRAL3, PIXTRAL, TinyPixtral
-from tests.data.models.tiny_tower import PLACEHOLDER, TinyTower
-from tests.data.models.tiny_towers import GEMMA3, QWEN3_VL, SMOLVLM
-from tests.data.models.tiny_windows import QWEN2_VL, QWEN25_VL
-from tests.data.models.tower_files import hf_weights, write_tower_folder
+from tests.data.models.towers.tiny_gemma4_tower import BOUNDS, GEMMA4, GEMMA4_E
+from tests.data.models.towers.tiny_internvl import INTERNVL
+from tests.data.models.towers.tiny_pixtral import MISTRAL3, PIXTRAL, TinyPixtral
+from tests.data.models.towers.tiny_tower import PLACEHOLDER, TinyTower
+from tests.data.models.towers.tiny_towers import GEMMA3, QWEN3_VL, SMOLVLM
+from tests.data.models.towers.tiny_windows import QWEN2_VL, QWEN25_VL
+from tests.data.models.towers.tower_files import hf_weights, write_tower_folder
 from tests.support.files.safetensors_writer import write_safetensors
 
 

@@ -15,9 +15,9 @@ from rocmforge.checkpoint.tensor import Stack, Transposed
 from rocmforge.errors import BadFolder, RocmForgeError, UnsupportedTensor
 from rocmforge.models.checkpoint import Checkpoint
 from rocmforge.opening import open_checkpoint
-from tests.data.models.tiny_picture_experts import QWEN3_VL_MOE
-from tests.data.models.tiny_tower import Tensors
-from tests.data.models.tower_files import hf_weights, write_tower_folder
+from tests.data.models.towers.tiny_picture_experts import QWEN3_VL_MOE
+from tests.data.models.towers.tiny_tower import Tensors
+from tests.data.models.towers.tower_files import hf_weights, write_tower_folder
 from tests.support.files.safetensors_writer import write_safetensors
 
 LAYERS = "model.language_model.layers."

@@ -13,9 +13,9 @@ from rocmforge.errors import RocmForgeError, UnsupportedTensor
 from rocmforge.gguf.checkpoint import open_gguf_checkpoint
 from rocmforge.models.vision.image import normalised
 from rocmforge.opening import describe, open_checkpoint
-from tests.data.models.tiny_gemma4_unified import GEMMA4_UNIFIED as MODEL
-from tests.data.models.tiny_tower import PLACEHOLDER, published
-from tests.data.models.tower_files import hf_weights, write_tower_files, write_tower_folder
+from tests.data.models.towers.tiny_gemma4_unified import GEMMA4_UNIFIED as MODEL
+from tests.data.models.towers.tiny_tower import PLACEHOLDER, published
+from tests.data.models.towers.tower_files import hf_weights, write_tower_files, write_tower_folder
 from tests.support.files.safetensors_writer import write_safetensors
 
 EMBEDDER = "model.embed_vision."

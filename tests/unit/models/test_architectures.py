@@ -16,9 +16,9 @@ from rocmforge.models.config import ActivationFunction, ModelConfig
 from rocmforge.models.families import FAMILIES
 from rocmforge.models.forward.ops import attention_specs
 from rocmforge.models.rope_config import RopeScaling, RopeScalingKind, RopeStyle
-from tests.data.models.model_files import gguf_metadata, write_model
-from tests.data.models.tiny_model import TinyModel
-from tests.data.models.tiny_models import MODELS, by_name
+from tests.data.models.text.model_files import gguf_metadata, write_model
+from tests.data.models.text.tiny_model import TinyModel
+from tests.data.models.text.tiny_models import MODELS, by_name
 from tests.support.files.gguf_writer import Value, write_gguf
 
 

@@ -22,10 +22,10 @@ from rocmforge.models.weights import (
     walk,
     weight_shape,
 )
-from tests.data.models.model_files import write_model
-from tests.data.models.tiny_encoders import by_name as encoder_by_name
-from tests.data.models.tiny_encoders import write_encoder
-from tests.data.models.tiny_models import by_name
+from tests.data.models.text.model_files import write_model
+from tests.data.models.text.tiny_encoders import by_name as encoder_by_name
+from tests.data.models.text.tiny_encoders import write_encoder
+from tests.data.models.text.tiny_models import by_name
 
 BY_NAME = {place.name: place for place in places(1)}
 BIASES = [

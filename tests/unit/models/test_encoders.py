@@ -16,8 +16,8 @@ from rocmforge.models.config import ActivationFunction, ModelConfig, alibi_slope
 from rocmforge.models.forward.ops import attention_specs
 from rocmforge.models.pooling import PoolingType
 from rocmforge.models.weights import load_weights, present
-from tests.data.models import model_files, tiny_models
-from tests.data.models.tiny_encoders import by_name, gguf_metadata, gguf_tensors
+from tests.data.models.text import model_files, tiny_models
+from tests.data.models.text.tiny_encoders import by_name, gguf_metadata, gguf_tensors
 from tests.support.files.gguf_writer import write_gguf
 
 PATTERN = (9, 9, None, None, 9)

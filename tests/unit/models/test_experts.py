@@ -17,10 +17,10 @@ from rocmforge.errors import BadFolder, BadGguf, UnsupportedArchitecture, Unsupp
 from rocmforge.models.layer_config import ExpertsConfig, RouterFunction
 from rocmforge.models.weights import load_weights, present, walk
 from rocmforge.opening import open_checkpoint
-from tests.data.models.expert_weights import fuse_experts
-from tests.data.models.model_files import gguf_metadata, gguf_tensors, hf_weights
-from tests.data.models.tiny_folders import folder_config, write_folder
-from tests.data.models.tiny_models import by_name
+from tests.data.models.text.expert_weights import fuse_experts
+from tests.data.models.text.model_files import gguf_metadata, gguf_tensors, hf_weights
+from tests.data.models.text.tiny_folders import folder_config, write_folder
+from tests.data.models.text.tiny_models import by_name
 from tests.support.files.gguf_writer import Value, write_gguf
 from tests.support.files.safetensors_writer import write_safetensors
 

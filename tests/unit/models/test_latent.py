@@ -17,10 +17,10 @@ from rocmforge.models.layer_config import RouterFunction
 from rocmforge.models.rope_config import RopeStyle
 from rocmforge.models.weights import present
 from rocmforge.opening import open_checkpoint
-from tests.data.models.expert_weights import fuse_latent
-from tests.data.models.model_files import gguf_tensors
-from tests.data.models.tiny_folders import write_folder
-from tests.data.models.tiny_models import by_name
+from tests.data.models.text.expert_weights import fuse_latent
+from tests.data.models.text.model_files import gguf_tensors
+from tests.data.models.text.tiny_folders import write_folder
+from tests.data.models.text.tiny_models import by_name
 from tests.support.files.gguf_writer import Stored, Value
 from tests.unit.models.test_experts import change, loaded, without, write, zeros
 

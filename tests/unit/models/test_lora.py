@@ -16,16 +16,16 @@ from rocmforge.gguf.config.reading import read_config
 from rocmforge.gguf.reader import open_gguf
 from rocmforge.models.config import ModelConfig
 from rocmforge.models.lora import Adapter, AdapterSpec, parse_adapters
-from tests.data.models.model_files import write_model
-from tests.data.models.tiny_adapters import (
+from tests.data.models.text.model_files import write_model
+from tests.data.models.text.tiny_adapters import (
     TinyAdapter,
     adapter_metadata,
     gguf_adapter,
     hf_pairs,
     write_adapter,
 )
-from tests.data.models.tiny_model import TinyModel
-from tests.data.models.tiny_models import DENSE_MODELS, by_name
+from tests.data.models.text.tiny_model import TinyModel
+from tests.data.models.text.tiny_models import DENSE_MODELS, by_name
 from tests.support.files.gguf_writer import write_gguf
 
 Change = Callable[[dict[str, Any], dict[str, Any]], object]

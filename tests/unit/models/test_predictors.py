@@ -12,10 +12,10 @@ from rocmforge.errors import UnsupportedTensor
 from rocmforge.models.config import without_predictor
 from rocmforge.models.memory import kv_bytes_per_token
 from rocmforge.opening import describe, open_checkpoint
-from tests.data.models.model_files import gguf_metadata, gguf_tensors, hf_weights
-from tests.data.models.tiny_folders import write_folder
-from tests.data.models.tiny_model import Tensors
-from tests.data.models.tiny_models import by_name
+from tests.data.models.text.model_files import gguf_metadata, gguf_tensors, hf_weights
+from tests.data.models.text.tiny_folders import write_folder
+from tests.data.models.text.tiny_model import Tensors
+from tests.data.models.text.tiny_models import by_name
 from tests.support.files.gguf_writer import write_gguf
 from tests.support.files.safetensors_writer import write_safetensors
 from tests.support.models.predicting import predicting_tensors, write_predicting

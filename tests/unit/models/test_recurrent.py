@@ -12,9 +12,9 @@ import pytest
 from rocmforge.errors import BadFolder, BadGguf, UnsupportedArchitecture, UnsupportedTensor
 from rocmforge.models.memory import kv_bytes_per_token, state_bytes
 from rocmforge.opening import open_checkpoint
-from tests.data.models.model_files import gguf_metadata, gguf_tensors, hf_weights, write_model
-from tests.data.models.tiny_folders import folder_config, write_folder
-from tests.data.models.tiny_models import by_name
+from tests.data.models.text.model_files import gguf_metadata, gguf_tensors, hf_weights, write_model
+from tests.data.models.text.tiny_folders import folder_config, write_folder
+from tests.data.models.text.tiny_models import by_name
 from tests.support.files.gguf_writer import Value, write_gguf
 from tests.support.files.safetensors_writer import write_safetensors
 from tests.unit.models.test_architectures import config_of

@@ -13,8 +13,8 @@ from rocmforge.gguf.config.reading import read_config
 from rocmforge.gguf.reader import open_gguf
 from rocmforge.models.rope import RopeTables, load_rope_tables, scaled_frequencies
 from rocmforge.models.rope_config import PositionAxes, RopeConfig, RopeStyle, axes_of_pairs
-from tests.data.models.model_files import gguf_metadata, gguf_tensors, write_model
-from tests.data.models.tiny_models import MODELS, by_name, goldens
+from tests.data.models.text.model_files import gguf_metadata, gguf_tensors, write_model
+from tests.data.models.text.tiny_models import MODELS, by_name, goldens
 from tests.support.files.gguf_writer import write_gguf
 
 

@@ -23,8 +23,8 @@ from rocmforge.models.memory import (
     stored_weight_bytes,
 )
 from rocmforge.models.weights import load_weights, present
-from tests.data.models.model_files import gguf_metadata, gguf_tensors, write_model
-from tests.data.models.tiny_models import by_name
+from tests.data.models.text.model_files import gguf_metadata, gguf_tensors, write_model
+from tests.data.models.text.tiny_models import by_name
 from tests.support.files.gguf_writer import write_gguf
 
 Loaded = ModelWeights[npt.NDArray[np.float32]]

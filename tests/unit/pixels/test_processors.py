@@ -10,7 +10,7 @@ from rocmforge.errors import InvalidParameter
 from rocmforge.models.vision.config import ProcessorConfig
 from rocmforge.models.vision.image import ImageTile, normalised, patch_positions
 from rocmforge.pixels.processors.processing import layout, process
-from tests.data.models.pictures import COUNT, goldens, picture, sampled
+from tests.data.models.towers.pictures import COUNT, goldens, picture, sampled
 
 
 def pixels_of(tile: ImageTile, config: ProcessorConfig) -> npt.NDArray[np.float64]:

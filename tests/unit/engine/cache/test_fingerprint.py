@@ -14,11 +14,11 @@ import pytest
 from rocmforge.backend.protocol import DeviceInfo, LoadOptions, RunnerInfo
 from rocmforge.engine.cache.tiers.fingerprint import fingerprint_of
 from rocmforge.opening import open_checkpoint
-from tests.data.models.model_files import gguf_metadata, gguf_tensors
-from tests.data.models.tiny_folders import write_folder
-from tests.data.models.tiny_models import by_name
-from tests.data.models.tiny_towers import SMOLVLM
-from tests.data.models.tower_files import write_tower_files
+from tests.data.models.text.model_files import gguf_metadata, gguf_tensors
+from tests.data.models.text.tiny_folders import write_folder
+from tests.data.models.text.tiny_models import by_name
+from tests.data.models.towers.tiny_towers import SMOLVLM
+from tests.data.models.towers.tower_files import write_tower_files
 from tests.support.files.gguf_writer import write_gguf
 from tests.support.models.options import SMALL
 

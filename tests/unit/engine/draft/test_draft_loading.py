@@ -23,7 +23,7 @@ from rocmforge.engine.predictor_memory import predictor_has_room
 from rocmforge.errors import OutOfMemory
 from rocmforge.models.checkpoint import Checkpoint
 from rocmforge.opening import open_checkpoint
-from tests.data.models.tiny_models import by_name
+from tests.data.models.text.tiny_models import by_name
 from tests.support.engine.start import start_message
 from tests.support.fakes.fake_backend import FakeBackend, FakeConfig, FakeRunner
 from tests.support.models.any_model import any_model

@@ -14,7 +14,7 @@ from rocmforge.engine.proof.bounds import bounds_for
 from rocmforge.engine.proof.messages import Begin, Checked, Sample
 from rocmforge.engine.proof.process import Checker, load_reference
 from rocmforge.engine.proof.scoring import Scorer
-from tests.data.models.tiny_models import PROMPT, by_name
+from tests.data.models.text.tiny_models import PROMPT, by_name
 from tests.support.engine.recording import rows_of
 from tests.support.fakes.erring_backend import spoil_layer, weights_of
 from tests.support.models.hip import quantized, write_quantized

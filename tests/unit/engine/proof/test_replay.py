@@ -20,8 +20,8 @@ from rocmforge.engine.proof.messages import Begin, BundlePolicy, Sample
 from rocmforge.engine.proof.process import Checker, load_reference
 from rocmforge.engine.proof.replay import device_options
 from rocmforge.opening import open_checkpoint
-from tests.data.models.model_files import write_model
-from tests.data.models.tiny_models import PROMPT, by_name
+from tests.data.models.text.model_files import write_model
+from tests.data.models.text.tiny_models import PROMPT, by_name
 from tests.support.engine.core import make_core, reports
 from tests.support.engine.recording import rows_of
 from tests.support.models.options import SMALL

@@ -15,9 +15,9 @@ from rocmforge.engine.ipc.params import SamplingParams, TokenLogprob
 from rocmforge.engine.proof.scoring import Scorer
 from rocmforge.models.lora import AdapterSpec
 from rocmforge_reference.rounding import to_half, to_int8
-from tests.data.models.model_files import write_model
-from tests.data.models.tiny_adapters import TinyAdapter, write_adapter
-from tests.data.models.tiny_models import PROMPT, by_name
+from tests.data.models.text.model_files import write_model
+from tests.data.models.text.tiny_adapters import TinyAdapter, write_adapter
+from tests.data.models.text.tiny_models import PROMPT, by_name
 from tests.support.engine.core import make_core, reports
 from tests.support.fakes.erring_backend import weights_of
 from tests.support.models.options import SMALL

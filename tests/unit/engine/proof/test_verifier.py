@@ -20,8 +20,8 @@ from rocmforge.engine.ipc.status import EngineState, ProofStatus
 from rocmforge.engine.proof.bundle import read_bundle
 from rocmforge.engine.proof.messages import BundlePolicy
 from rocmforge.errors import NotReady
-from tests.data.models.model_files import write_model
-from tests.data.models.tiny_models import PROMPT, by_name
+from tests.data.models.text.model_files import write_model
+from tests.data.models.text.tiny_models import PROMPT, by_name
 from tests.support.engine.requests import asked
 from tests.support.models.options import SMALL
 

@@ -1,0 +1,279 @@
+"""How many launches a layer takes in a step of decodes, and that few of them give the same bits."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from rocmforge.backend.protocol import LoadOptions
+from rocmforge.backend.step import StepOutput
+from rocmforge_hip.ops import geometry
+from rocmforge_hip.ops.linear.gemm import GemmKernels
+from rocmforge_hip.ops.step.variants import VARIANTS
+from rocmforge_hip.run.runner import HipRunner
+from rocmforge_hip.run.variant_choice import StepVariants
+from tests.backend.driving import Chunk, Driver, Want
+from tests.data.models.text.tiny_gemma4 import sized_gemma4
+from tests.data.models.text.tiny_models import PROMPT, by_name
+from tests.support.models.hip import fitting, quantized, write_quantized
+from tests.support.models.options import SMALL
+from tests.support.models.runners import load_hip
+from tests.support.models.state_models import with_layers, write_states
+
+OPTIONS = replace(SMALL, max_sequences=4, graphs="off", activation_bits="8")
+MIX = {
+    "attn_v": "q6_k",
+    "attn_k_b": "q8_0",
+    "_exps": "q5_0",
+    "_shexp": "q5_0",
+    "ffn_down": "q6_k",
+    "ffn_gate_inp": "f32",
+}
+"""As llama.cpp's Q4_K_M has it in half of the layers; rows of these experts are short."""
+DENSE = {"leading_dense_block_count": 9}, {"first_k_dense_replace": 9}
+
+
+@pytest.fixture(autouse=True)
+def short_splits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Contexts are short here, and split all the same."""
+    monkeypatch.setattr(geometry, "_WHOLE_TOKENS", ((0, 0),))
+
+
+def runner_of(
+    stack: ExitStack,
+    folder: Path,
+    name: str,
+    layers: int,
+    options: LoadOptions = OPTIONS,
+    **sizes: int,
+) -> HipRunner:
+    name, _, kind = name.partition(", ")
+    model, mix = quantized(by_name(name), "q4_k"), MIX
+    if kind == "shared expert of another type":
+        mix = MIX | {"_shexp": "q8_0"}
+    if kind == "dense":
+        of_file, of_config = DENSE
+        model = replace(model, keys=model.keys | of_file, config=model.config | of_config)
+    if model.architecture == "gemma4":
+        model = replace(
+            sized_gemma4(model, num_hidden_layers=layers, **sizes), name=f"{name}-{layers}"
+        )
+        return load_hip(stack, write_quantized(model, "q4_k", folder, mix), options)
+    keys = {key: layers if key == "block_count" else value for key, value in model.keys.items()}
+    config = model.config | {"num_hidden_layers": layers, **sizes}
+    if "layer_types" in config:
+        config["layer_types"] = config["layer_types"][:layers]
+    model = replace(model, name=f"{model.name}-{layers}", config=config, keys=keys)
+    return load_hip(stack, write_quantized(model, "q4_k", folder, mix), options)
+
+
+def results(runner: HipRunner, counts: tuple[int, ...] = (1, 2, 4)) -> list[StepOutput]:
+    """Steps of so many sequences after a prompt.
+
+    On NVIDIA GPUs four go through int8 matrix instructions, which no variant changes.
+    """
+    driver = Driver(runner)
+    found = []
+    few = runner.info.device.target.startswith("sm_")
+    for count in (count for count in counts if count < 4 or not few):
+        for row in range(count):
+            driver.run(Chunk(tokens=PROMPT[: 5 + row], blocks=[1 + row]))
+        wants = (Want(num_logprobs=0),)
+        found.append(
+            driver.run(
+                *(
+                    Chunk(tokens=[7 + row], start=5 + row, blocks=[1 + row], wants=wants)
+                    for row in range(count)
+                )
+            )
+        )
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "layer", "expected"),
+    [
+        ("llama", 1, {"plain": 10, "fused": 8, "rounded": 7, "fewest": 5, "deferred": 5}),
+        ("qwen3", 1, {"plain": 10, "fused": 8, "rounded": 7, "fewest": 5, "deferred": 5}),
+        ("gemma3", 1, {"plain": 10, "fused": 8, "rounded": 7, "fewest": 5, "deferred": 7}),
+        ("gemma4", 1, {"plain": 10, "fused": 8, "rounded": 7, "fewest": 5, "deferred": 7}),
+        # Queries and keys are normed as a whole, and the residual is rounded for them as it is.
+        ("olmo2", 1, {"plain": 11, "fused": 9, "rounded": 8, "fewest": 6, "deferred": 8}),
+        # Heads of 512 leave no registers to rotate in attention.
+        ("gemma4", 2, {"plain": 10, "fused": 9, "rounded": 8, "fewest": 6, "deferred": 8}),
+        # Four of them are of the other embedding, if sums are launches of their own, or three where
+        # its gate is made with what that gates; the last layer reads another's cache.
+        ("gemma4-e", 1, {"plain": 14, "fused": 12, "rounded": 10, "fewest": 7}),
+        ("gemma4-e", 4, {"plain": 14, "fused": 12, "rounded": 10, "fewest": 7}),
+    ],
+)
+def test_launches_of_a_layer(
+    stack: ExitStack, tmp_path: Path, name: str, layer: int, expected: dict[str, int]
+) -> None:
+    assert launches_of(stack, tmp_path, name, layer, tuple(expected)) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "layer", "expected"),
+    [
+        (
+            "qwen3moe",
+            1,
+            {"plain": 9, "fused": 7, "rounded": 7, "fewest": 7, "deferred": 6, "deferred-plain": 8},
+        ),
+        # A shared expert as large as the others is one of them.
+        ("glm4moe", 1, {"plain": 9, "fused": 7, "rounded": 7, "fewest": 7, "deferred": 6}),
+        # Other networks beside the experts have two or three, with the rounding; a norm adds both.
+        # For one token, they are multiplied in the launches of the experts.
+        ("dots1", 2, {"plain": 12, "fused": 10, "rounded": 9, "fewest": 9, "deferred": 6}),
+        # A router that weighs such a network reads the norm once more.
+        (
+            "qwen2moe, shared expert of another type",
+            1,
+            {"plain": 12, "fused": 10, "rounded": 9, "fewest": 9, "deferred": 7},
+        ),
+        ("gemma4-moe", 1, {"plain": 12, "fused": 10, "rounded": 9, "fewest": 9, "deferred": 6}),
+    ],
+)
+def test_launches_of_a_layer_with_experts(
+    stack: ExitStack, tmp_path: Path, name: str, layer: int, expected: dict[str, int]
+) -> None:
+    """Of one or two tokens, which are routed by the launch that norms them."""
+    assert launches_of(stack, tmp_path, name, layer, tuple(expected), (1, 2)) == expected
+
+
+LATENT_LAUNCHES = {
+    "deepseek-v2, dense": (16, 15, 9, 7, 7, 8),
+    "deepseek-v2": (18, 17, 11, 11, 8, 9),
+    # Their queries are made of the norm of a product.
+    "deepseek-v3, dense": (18, 17, 11, 9, 8, 9),
+    "deepseek-v3": (17, 16, 11, 11, 9, 10),
+}
+"""In the order of `VARIANTS`."""
+
+
+@pytest.mark.parametrize("name", LATENT_LAUNCHES)
+def test_launches_of_a_layer_with_latent_attention(
+    stack: ExitStack, tmp_path: Path, name: str
+) -> None:
+    expected = dict(zip(VARIANTS, LATENT_LAUNCHES[name], strict=True))
+    assert launches_of(stack, tmp_path, name, 2, tuple(expected), (1, 2)) == expected
+
+
+def launches_of(
+    stack: ExitStack,
+    folder: Path,
+    name: str,
+    layer: int,
+    variants: tuple[str, ...],
+    counts: tuple[int, ...] = (1, 2, 4),
+) -> dict[str, int]:
+    """What this layer adds to each way to take a step of one token; all give the same bits."""
+    runners = [runner_of(stack, folder, name, layers) for layers in (layer, layer + 1)]
+    return added(runners, variants, counts)
+
+
+def added(
+    runners: list[HipRunner], variants: tuple[str, ...], counts: tuple[int, ...]
+) -> dict[str, int]:
+    """What the second model takes beyond the first; all variants give the same bits."""
+    launches, bits = {}, {}
+    for variant in variants:
+        found = []
+        for runner in runners:
+            runner.variants = StepVariants.always(variant)
+            outputs = results(runner, counts)
+            found.append([output.cost.launches for output in outputs if output.cost is not None])
+        launches[variant], *others = (more - less for less, more in zip(*found, strict=True))
+        # Norms of several tokens are not left for later.
+        same = launches["rounded" if VARIANTS[variant].defers_norms else variant]
+        if variant == "deferred-plain":
+            same += launches["plain"] - launches["fused"]
+        assert set(others) <= {same}
+        bits[variant] = [
+            (output.token_ids.tobytes(), output.logprobs.tobytes())
+            for output in outputs
+            if output.logprobs is not None
+        ]
+    assert all(each == bits["plain"] for each in bits.values())
+    return launches
+
+
+LINEAR, FULL = "linear_attention", "full_attention"
+
+
+@pytest.mark.parametrize(
+    ("name", "kinds", "expected"),
+    [
+        ("qwen35", (LINEAR, LINEAR, LINEAR, FULL, LINEAR), (10, 8, 7, 5, 5, 7)),
+        ("qwen35moe", (LINEAR, FULL, LINEAR), (9, 7, 7, 7, 6, 8)),
+        # A group of Mamba-2 has several heads, whose last block norms it in the last variants.
+        ("granitehybrid-dense", (LINEAR, FULL, LINEAR, LINEAR), (10, 9, 8, 5, 5, 7)),
+        ("granitehybrid", (LINEAR, FULL, LINEAR), (12, 11, 10, 9, 6, 8)),
+        # Parts that others put into one layer are layers here.
+        ("nemotron_h", (LINEAR, "mlp", FULL, LINEAR), (6, 5, 5, 3, 3, 5)),
+        ("nemotron_h", (LINEAR, "mlp", FULL, "mlp"), (4, 4, 4, 3, 4, 4)),
+        ("lfm2", ("conv", FULL, "conv", FULL, "conv"), (8, 8, 7, 5, 5, 5)),
+    ],
+)
+def test_launches_of_a_layer_with_states(
+    stack: ExitStack, tmp_path: Path, name: str, kinds: tuple[str, ...], expected: tuple[int, ...]
+) -> None:
+    """Of one token, in the order of `VARIANTS`."""
+    model = by_name(name)
+    runners = [
+        load_hip(
+            stack,
+            write_states(with_layers(model, kinds[:count]), tmp_path, "q8_0", of_experts=True),
+            OPTIONS,
+        )
+        for count in (len(kinds) - 1, len(kinds))
+    ]
+    found = added(runners, tuple(VARIANTS), (1,))
+    assert found == dict(zip(VARIANTS, expected, strict=True))
+
+
+def test_layers_with_experts_give_the_same_bits(stack: ExitStack, tmp_path: Path) -> None:
+    """The norm before a router is made with it, from a product that is made before."""
+    model = fitting(by_name("hunyuan-moe"))
+    path = write_quantized(model, "q8_0", tmp_path, {"ffn_gate_inp": "f32"})
+    runner, found = load_hip(stack, path, OPTIONS), []
+    for variant in ("plain", "fewest"):
+        runner.variants = StepVariants.always(variant)
+        found.append(
+            [
+                (output.token_ids.tobytes(), output.logprobs.tobytes())
+                for output in results(runner)
+                if output.logprobs is not None
+            ]
+        )
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3", "qwen3moe", "dots1", "gemma4-moe"])
+def test_norms_add_up_the_splits_of_products(
+    stack: ExitStack, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of more rows than GEMV and routers' launches take: fewer launches, and the same bits."""
+    multiply, found, launches = GemmKernels.multiply, [], []
+    for leaves in (True, False):
+        if not leaves:
+            monkeypatch.setattr(
+                GemmKernels,
+                "multiply",
+                lambda self, *args, leaves_splits=False, **rest: multiply(self, *args, **rest),
+            )
+        options = replace(OPTIONS, max_sequences=20, kv_blocks=48)
+        # Rows of 512 are the shortest that are split.
+        sizes = {"num_attention_heads": 8, "intermediate_size": 512}
+        runner = runner_of(stack, tmp_path, name, 3, options, **sizes)
+        (output,) = results(runner, (20,))
+        assert output.logprobs is not None
+        assert output.cost is not None
+        found.append((output.token_ids.tobytes(), output.logprobs.tobytes()))
+        launches.append(output.cost.launches)
+    assert found[0] == found[1]
+    assert launches[0] < launches[1]
