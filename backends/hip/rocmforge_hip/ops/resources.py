@@ -1,4 +1,4 @@
-"""What the operations of a model work with."""
+"""The arrays, kernels and facts that the operations of a model work with."""
 
 from __future__ import annotations
 
