@@ -33,8 +33,12 @@ def metric(server: LiveServer, name: str, **labels: str) -> float:
 
 
 def assert_settles(server: LiveServer) -> None:
-    """Everything that ran has ended, no block is held, and the server still answers."""
+    """Everything that ran has ended, no block is held, and the server still answers.
+
+    An engine that was killed when its last answer was already told may still be starting.
+    """
     deadline = time.monotonic() + SETTLE_S
+    until(server.is_ready, "the server does not become ready again")
     names = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
     while left := {n: v for n in names if (v := metric(server, f"rocmforge_{n}"))}:
         assert time.monotonic() < deadline, left
