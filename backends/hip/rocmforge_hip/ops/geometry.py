@@ -78,7 +78,8 @@ class Geometry:
     """The rules for one device.
 
     `matrix_rows` is the least number of int8 rows, slices included, that matrix instructions
-    multiply rather than GEMV; 0 stands for none. `least_prefill_split` is that of tokens;
+    multiply rather than GEMV; 0 stands for none. `least_decode_split` is that of visible tokens
+    of a decode that are split; `least_prefill_split` that of a split of a prompt;
     `least_wide_blocks` that of blocks of ROW_ALIGN stored rows, of which int8 matrix instructions
     take more at once; `least_route_logits` that of a router's logits that GEMM makes;
     `least_wide_rows` that of a GEMM's rows that are taken WIDE_GEMM_ROWS at a time;
@@ -90,6 +91,7 @@ class Geometry:
 
     compute_units: int
     matrix_rows: int = 0
+    least_decode_split: int = 0
     least_prefill_split: int = 0
     least_wide_blocks: int = 0
     least_route_logits: int = 0
@@ -122,8 +124,7 @@ class Geometry:
             blocks_per_cu: Thread blocks that a compute unit runs at once.
         """
         visible = context if window is None else min(context, window + BLOCK_TOKENS)
-        per_four = 4 * blocks * sequences // self.compute_units
-        if visible <= next(tokens for least, tokens in _WHOLE_TOKENS if per_four >= least):
+        if visible < (self.least_decode_split or self._least_decode_split(blocks * sequences)):
             return AttentionSplit(round_up(visible, BLOCK_TOKENS), 1)
         per_cu = min(blocks_per_cu, _ATTENTION_BLOCKS_PER_CU)
         at_once = max(1, per_cu * self.compute_units // blocks)
@@ -133,6 +134,11 @@ class Geometry:
         multiple = SPLIT_ROUND if visible >= LEAST_ROUNDED else BLOCK_TOKENS
         tokens = round_up(max(ceil_div(visible, wanted), 2 * isqrt(visible)), multiple)
         return AttentionSplit(tokens, ceil_div(visible, tokens))
+
+    def _least_decode_split(self, blocks: int) -> int:
+        """Returns the least visible tokens that are split where so many blocks read a whole."""
+        per_four = 4 * blocks // self.compute_units
+        return 1 + next(tokens for least, tokens in _WHOLE_TOKENS if per_four >= least)
 
     def team_splits(
         self, context: int, blocks: int, teams: int, blocks_per_cu: int, room: int

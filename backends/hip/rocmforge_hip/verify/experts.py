@@ -105,7 +105,9 @@ def groups() -> Iterator[Group]:
             for name in ("to a sum", "to a norm", "norms to a norm")
         ]
         yield Group(recipe, tuple(cases))
-    beside = replace(_SHAPE, architecture="glm4moe", experts=shared)
+    # One of the size of the others would be one of them.
+    larger = replace(_RULE, shared_intermediate_size=2 * _RULE.intermediate_size)
+    beside = replace(_SHAPE, architecture="glm4moe", experts=larger)
     for name in (name for name, format in FORMATS.items() if format.is_mixed):
         recipe = replace(beside, format=name, expert_format=name)
         yield Group(recipe, (Case("experts beside", name, _INT8, _beside),))

@@ -19,6 +19,8 @@ from rocmforge.models.weights import present
 from rocmforge_hip.device.constants import BLOCK_TOKENS, QUANT_BLOCK
 from rocmforge_hip.device.memory import DeviceArray
 from rocmforge_hip.ops.activations import Activation, Forms, PerLayerArrays
+from rocmforge_hip.ops.linear.gemm import UnmadeSplits
+from rocmforge_hip.ops.norms import RmsNorms
 from rocmforge_hip.ops.operands import empty, part_of
 from rocmforge_hip.ops.rows import HiddenRows, PerLayerRows, RowKernels
 from rocmforge_hip.ops.step.device_step import StagedRows
@@ -47,6 +49,7 @@ def groups() -> Iterator[Group]:
             Case("rms_norm", f"width {width}, to int8", _INT8, partial(_norm, rows=3, form="q")),
             *_norms("rms_norm", width),
             Case("add_rms_norm", f"width {width}", _FLOAT, _add_norm),
+            Case("add_splits_rms_norm", f"width {width}", _FLOAT, _add_splits_norm),
             Case("add", f"width {width}", _FLOAT, _add),
         )
         yield Group(Recipe(hidden_size=width), norms)
@@ -166,6 +169,24 @@ def _add_norm(bench: Workbench) -> float:
         error(bench.result(total), (old + delta).astype(np.float64)),
         error(bench.result(normed), want),
     )
+
+
+def _add_splits_norm(bench: Workbench) -> float:
+    old, delta, residual, added = _sum_to_norm(bench)
+    parts = random_values(6 * len(old), delta.shape[1]).reshape(6, *delta.shape)
+    product = UnmadeSplits(
+        *(added.arrays, added.rows, added.features),
+        partial=bench.put(parts, bench.new(parts.shape, "f4")),
+        splits=len(parts),
+        bias=bench.put(delta[0], bench.new(delta[0].shape, "f4")),
+    )
+    norms, arrays = RmsNorms(bench.device.library, bench.config.norm_eps), bench.model.arena.normed
+    normed = empty(arrays, added.rows, added.features, half=False)
+    weight, _ = _last_norm(bench.model.weights)
+    norms.add_splits_norm(residual, product, weight, normed, None)
+    total = parts.astype(np.float64).sum(axis=0) + delta[0] + old
+    want = _normed(bench, total.astype(np.float32), *_last_norm(bench.weights))
+    return max(error(bench.result(residual), total), error(bench.result(normed), want))
 
 
 def _add_normed(bench: Workbench) -> float:

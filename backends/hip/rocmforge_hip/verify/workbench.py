@@ -81,7 +81,8 @@ class Recipe:
     attention_softcap: float | None = None
     sinks: bool = False
     bounded: bool = False  # of a tower: products have bounds
-    least_prefill_split: int = 0  # see `Geometry`
+    least_decode_split: int = 1  # see `Geometry`; so that splits of short contexts are merged
+    least_prefill_split: int = 0
     least_wide_blocks: int = 0
     least_route_logits: int = 0
     least_wide_rows: int = 0
@@ -112,6 +113,7 @@ class Workbench:
         geometry = replace(
             geometry,
             compute_units=recipe.compute_units or geometry.compute_units,
+            least_decode_split=recipe.least_decode_split,
             least_prefill_split=recipe.least_prefill_split,
             least_wide_blocks=recipe.least_wide_blocks,
             least_route_logits=recipe.least_route_logits,
