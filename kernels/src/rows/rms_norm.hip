@@ -34,7 +34,7 @@ extern "C" __global__ __launch_bounds__(1024) void rf_add_rms_norm(
 
 // The same where delta is what rf_gemm_sum makes of `partial`, f32 [splits, rows, hidden_size], and
 // the bias. Grid: (rows).
-extern "C" __global__ __launch_bounds__(1024) void rf_add_splits_rms_norm(
+extern "C" __global__ __launch_bounds__(rf::kMostSplitsThreads) void rf_add_splits_rms_norm(
     const float* __restrict__ partial, const float* __restrict__ bias, float* __restrict__ residual,
     const float* __restrict__ post_weight, const float* __restrict__ scale,
     const float* __restrict__ weight, float* __restrict__ out_f32, rf::half* __restrict__ out_f16,

@@ -229,11 +229,14 @@ class HipOps:
 
         All norms of that launch have the same eps.
         """
-        are_rms = isinstance(self._norms, RmsNorms) and self._resources.config.post_norm_eps is None
-        if not are_rms or self._lora.changes(step, part.matrix):
+        norms, post_norm_eps = self._norms, self._resources.config.post_norm_eps
+        if not isinstance(norms, RmsNorms) or post_norm_eps is not None:
+            return None
+        if self._lora.changes(step, part.matrix):
             return None
         if x.rows > self.products.gemv_rows:
-            return self.products.multiply(x, part, bias, leaves_splits=True)
+            leaves = norms.adds_splits(part.matrix.out_features)
+            return self.products.multiply(x, part, bias, leaves_splits=leaves)
         if not (step.defers or step.variant.norms_products):
             return None
         return self.products.later(x, part, bias, defers=step.defers)

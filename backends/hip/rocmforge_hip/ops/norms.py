@@ -16,7 +16,6 @@ from rocmforge_hip.ops.operands import f16_of, f32_of, optional_vector, vector_o
 from rocmforge_hip.weights.formats import Weight, ceil_div, round_up
 
 MAX_NORM_DIM: Final = 16 * 1024
-_MOST_THREADS: Final = 1024
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -125,6 +124,10 @@ class RmsNorms:
             eps=self.eps,
         )
 
+    def adds_splits(self, features: int) -> bool:
+        """Returns whether `add_splits_norm` takes rows of so many features."""
+        return norm_threads(features) <= self._add_splits.max_threads
+
     def add_splits_norm(
         self,
         residual: Activation,
@@ -137,7 +140,7 @@ class RmsNorms:
         rows, features = residual.rows, residual.features
         self._add_splits.launch(
             (rows, 1, 1),
-            _splits_threads(features),
+            _splits_threads(features, self._add_splits.max_threads),
             partial=delta.partial,
             bias=delta.bias,
             residual=f32_of(residual),
@@ -300,6 +303,6 @@ def norm_threads(features: int) -> int:
     return max(min(round_up(ceil_div(features, 4), 64), 256), round_up(ceil_div(features, 16), 64))
 
 
-def _splits_threads(features: int) -> int:
+def _splits_threads(features: int, most: int) -> int:
     """Returns the same for a row that is added up: as many loads as possible are under way."""
-    return max(min(round_up(ceil_div(features, 4), 64), _MOST_THREADS), norm_threads(features))
+    return min(round_up(ceil_div(features, 4), 64), most)

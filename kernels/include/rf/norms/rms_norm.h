@@ -41,6 +41,10 @@ __device__ __forceinline__ void load_row(const float* from, int hidden_size, Nor
   }
 }
 
+// Threads of a block that adds up splits, at most: with 1,024 in wide waves there are 64 registers
+// for each, which are too few.
+inline constexpr int kMostSplitsThreads = kWave == 64 ? 512 : 1024;
+
 // Adds up what the splits of a product have of a row, in the order and with the bits of
 // rf_gemm_sum. Loads are on their way together, kTogether of a step.
 __device__ __forceinline__ void load_row_of_splits(const NormInput& from, int64_t first,
