@@ -55,6 +55,9 @@ __device__ __forceinline__ void attention_decode(const DecodeInput& in, const Ca
   const int split_tokens =
       even_split(context, in.window, in.split_tokens, static_cast<int>(gridDim.y));
   const SplitRange range = split_range(context, in.window, split_tokens, blockIdx.y);
+  // Wanted at the end alone: until then, it would take a register that some targets do not have.
+  __shared__ int used;
+  if (threadIdx.x == 0) used = splits_of(context, in.window, split_tokens);
   if constexpr (!kBeginsEarly) {
     if (range.begin >= context) return;
   }
@@ -209,7 +212,6 @@ __device__ __forceinline__ void attention_decode(const DecodeInput& in, const Ca
   }
   if (range.only || !out.arrived) return;
 
-  const int used = splits_of(context, in.window, split_tokens);
   if (!is_last_block(out.arrived + blockIdx.z * gridDim.x + blockIdx.x, used)) return;
   __shared__ MaxSum merged[kGroup];
   merge_splits<kDecodeThreads, kGroup>(splits, used, heads, sinks, query_row * kValueDim,
