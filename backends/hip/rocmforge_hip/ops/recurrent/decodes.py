@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from rocmforge_hip.device.kernel import Kernel
 from rocmforge_hip.device.library import KernelLibrary
 from rocmforge_hip.device.memory import DeviceArray
 from rocmforge_hip.device.recurrent import DeltaHeads, MambaHeads, RecurrentBatch
@@ -43,6 +45,9 @@ class DecodeKernels:
     def __init__(self, library: KernelLibrary) -> None:
         self._delta = library.kernel("rf_gated_delta_step", kernels.rf_gated_delta_step)
         self._mamba = library.kernel("rf_mamba_step", kernels.rf_mamba_step)
+        # Asked for now: HIP would be asked again for every layer of every step.
+        self._deltas_at_once = _at_once(self._delta)
+        self._mambas_at_once = _at_once(self._mamba)
 
     def takes_delta(self, heads: DeltaHeads, sequences: int, compute_units: int) -> bool:
         """Returns whether a block has room for a head, and the device for all blocks at once.
@@ -50,17 +55,12 @@ class DecodeKernels:
         A block waits for its convolution. If others are to follow, several launches keep more of
         the states on their way, and take less time (docs/benchmarks/hybrids.md).
         """
-        if heads.value_dim > _PARTS * STATE_COLUMNS:
-            return False
-        at_once = self._delta.blocks_at_once(_threads(heads.value_dim))
-        return heads.value_heads * sequences <= at_once * compute_units
+        blocks = heads.value_heads * sequences
+        return _fits(self._deltas_at_once, heads.value_dim, blocks, compute_units)
 
     def takes_mamba(self, heads: MambaHeads, sequences: int, compute_units: int) -> bool:
         """Returns the same of heads of Mamba-2."""
-        if heads.head_dim > _PARTS * STATE_COLUMNS:
-            return False
-        at_once = self._mamba.blocks_at_once(_threads(heads.head_dim))
-        return heads.heads * sequences <= at_once * compute_units
+        return _fits(self._mambas_at_once, heads.head_dim, heads.heads * sequences, compute_units)
 
     def delta_net(
         self,
@@ -200,3 +200,17 @@ class DecodeKernels:
 def _threads(dim: int) -> int:
     """Returns the threads of a block for a head of so many elements."""
     return STATE_THREADS * ceil_div(dim, STATE_COLUMNS)
+
+
+def _at_once(kernel: Kernel[...]) -> tuple[int, ...]:
+    """Returns how many blocks a compute unit runs at once, for heads of one part, of two and so on.
+
+    A part has STATE_COLUMNS elements.
+    """
+    dims = (STATE_COLUMNS * parts for parts in range(1, _PARTS + 1))
+    return tuple(kernel.blocks_at_once(_threads(dim)) for dim in dims)
+
+
+def _fits(at_once: Sequence[int], dim: int, blocks: int, compute_units: int) -> bool:
+    parts = ceil_div(dim, STATE_COLUMNS)
+    return parts <= _PARTS and blocks <= at_once[parts - 1] * compute_units
