@@ -8,7 +8,7 @@ from rocmforge.models.blocks import Experts, FeedForward, SharedExpert
 from rocmforge.models.config import ActivationFunction
 from rocmforge.models.layer_config import ExpertsConfig
 from rocmforge_hip.device.memory import DeviceArray
-from rocmforge_hip.ops.activations import NORMED_TOKENS, Activation, ActivationArrays
+from rocmforge_hip.ops.activations import Activation, ActivationArrays
 from rocmforge_hip.ops.experts.beside import BesideKernels
 from rocmforge_hip.ops.experts.deferred import DeferredExperts
 from rocmforge_hip.ops.experts.groups import GroupKernels
@@ -93,8 +93,6 @@ class ExpertLayers:
             normed = self._sums.add_and_defer(residual, delta, norms[0])
             assert normed is not None
             return residual, [normed], route.route_later(residual, norms[0], experts, rule)
-        leaves = rows > NORMED_TOKENS and self._sums.adds_splits(delta)
-        x, post_norm = (delta, None) if leaves else self._sums.unnormed(delta)
         places = self._arena.normed, self._arena.experts.normed
         outs = [
             self._sums.multiplied(empty(arrays, rows, features, half=False))
@@ -102,15 +100,12 @@ class ExpertLayers:
             if arrays is not None
         ]
         wanted = list(zip(norms, outs, strict=True))
-        done = route.add_norm_route(residual, x, post_norm, wanted, experts, rule)
-        if done is not None:
-            total, chosen = done
+        if route.adds_and_routes(rows, features, rule):
+            x, post_norm = self._sums.unnormed(delta)
+            total, chosen = route.add_norm_route(residual, x, post_norm, wanted, experts, rule)
             return total, outs, chosen
         out, routed = self._sums.normed(residual), experts.router_norm or norms[0]
-        if self._sums.adds_splits(x):
-            self._sums.add_splits_norm(residual, x, routed, out)
-        else:
-            self._norms.add_norm(residual, x, routed, None, out, residual.f32, post_norm=post_norm)
+        self._sums.add_and_norm(residual, delta, routed, None, out)
         chosen = route.route(out, experts, rule)
         for weight, of_sum in wanted if experts.router_norm is not None else ():
             self._norms.norm(residual, weight, None, of_sum)

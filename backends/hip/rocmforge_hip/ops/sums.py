@@ -62,7 +62,7 @@ class Sums:
         if isinstance(x, UnmadeProduct | UnmadeSum):
             assert eps is None, "such products are not left for later"
             return replace(x, post_norm=weight)
-        if self.adds_splits(x):
+        if _is_in_splits(x):
             assert eps is None, "such products are not left for later"
             x.post_norm = weight
             return x
@@ -110,30 +110,27 @@ class Sums:
             for x in (delta.first, delta.second):
                 self._made_beside(without_norm(x)[0])
             self._route.add_and_norm(residual, delta, weight, scale, out)
-        elif self.adds_splits(delta) and weight is not None:
-            self.add_splits_norm(residual, delta, weight, out, scale)
         else:
-            x, post_norm = self.unnormed(delta)
-            self._norms.add_norm(residual, x, weight, bias, out, residual.f32, scale, post_norm)
+            self.add_and_norm(residual, delta, weight, bias, out, scale)
         return residual, out
 
-    @staticmethod
-    def adds_splits(delta: Activation) -> TypeGuard[UnmadeSplits]:
-        """Returns whether a launch adds up such a product, adds it to the residual and norms."""
-        return isinstance(delta, UnmadeSplits) and not delta.is_made
-
-    def add_splits_norm(
+    def add_and_norm(
         self,
         residual: Activation,
-        delta: UnmadeSplits,
-        weight: Weight,
+        delta: Activation,
+        weight: Weight | None,
+        bias: Weight | None,
         out: Activation,
         scale: Weight | None = None,
     ) -> None:
-        """Adds the product to the residual and norms the sum, as `RmsNorms.add_norm`."""
-        assert isinstance(self._norms, RmsNorms)
-        self._products.gemm.take(delta)
-        self._norms.add_splits_norm(residual, delta, weight, out, scale)
+        """Adds to the residual and norms the sum in a launch of its own, which adds up splits."""
+        if _is_in_splits(delta) and weight is not None:
+            assert isinstance(self._norms, RmsNorms)
+            self._products.gemm.take(delta)
+            self._norms.add_splits_norm(residual, delta, weight, out, scale)
+            return
+        x, post_norm = self.unnormed(delta)
+        self._norms.add_norm(residual, x, weight, bias, out, residual.f32, scale, post_norm)
 
     def _adds_beside(self, total: UnmadeSum, weight: Weight | None) -> bool:
         """Returns whether the launch that makes what is added up does all of that."""
@@ -243,3 +240,8 @@ class Sums:
         x, norm = without_norm(x)
         self._made_beside(x)
         return x, norm
+
+
+def _is_in_splits(x: Activation) -> TypeGuard[UnmadeSplits]:
+    """Returns whether nobody has added up yet what splits of the product left."""
+    return isinstance(x, UnmadeSplits) and not x.is_made

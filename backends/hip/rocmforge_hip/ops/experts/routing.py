@@ -96,6 +96,11 @@ class RouteKernels:
         self._add = library.kernel("rf_add_shared", kernels.rf_add_shared)
         self._add_norm = library.kernel("rf_add_shared_rms_norm", kernels.rf_add_shared_rms_norm)
 
+    def adds_and_routes(self, tokens: int, features: int, rule: ExpertsConfig) -> bool:
+        """Returns whether `add_norm_route` takes so many tokens, and as wide ones."""
+        threads = _norm_route_threads(features, rule)
+        return tokens <= NORMED_TOKENS and threads <= self._norm_route.max_threads
+
     def add_norm_route(
         self,
         residual: Activation,
@@ -104,7 +109,7 @@ class RouteKernels:
         norms: Sequence[tuple[Weight, Activation]],
         experts: Experts[Weight],
         rule: ExpertsConfig,
-    ) -> tuple[Activation, tuple[Activation, Activation]] | None:
+    ) -> tuple[Activation, tuple[Activation, Activation]]:
         """Does what `Ops.add_norm_route` says for few tokens, whose norm is not waited for.
 
         Args:
@@ -116,13 +121,10 @@ class RouteKernels:
             rule: See there.
 
         Returns:
-            The sum and each token's experts and their weights; or None, if the tokens are too many
-            or too wide.
+            The sum and each token's experts and their weights.
         """
         rows, features, num_logits = residual.rows, residual.features, self._num_logits(experts)
-        threads = max(norm_threads(features), whole_waves(rule.num_experts))
-        if rows > NORMED_TOKENS or threads > self._norm_route.max_threads:
-            return None
+        threads = _norm_route_threads(features, rule)
         # Every thread block reads the residual, so that the sum goes elsewhere, and comes back in
         # the next layer.
         total = self._residual.float32(rows, features)
@@ -327,3 +329,8 @@ class RouteKernels:
 def _num_shared(experts: Experts[Weight]) -> int:
     """Returns how many of a layer's experts are for every token."""
     return part_of(experts.down).matrix.num_shared
+
+
+def _norm_route_threads(features: int, rule: ExpertsConfig) -> int:
+    """Returns the threads of a block that norms a row and chooses its experts."""
+    return max(norm_threads(features), whole_waves(rule.num_experts))
