@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import inspect
 import logging
-import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -26,6 +25,7 @@ from rocmforge.errors import ConfigurationError
 from rocmforge.logits.processor import Function, LogitsProcessor
 from rocmforge_hip.jit.binding import global_values
 from rocmforge_hip.jit.worker import UNAVAILABLE_STATUS, Job, Made
+from rocmforge_hip.whole_file import write_whole
 
 logger = logging.getLogger(__name__)
 
@@ -168,12 +168,9 @@ def _read(file: Path) -> Made | None:
 
 
 def _write(file: Path, made: Made) -> None:
-    """Writes a kernel so that other processes see all of it or nothing."""
+    """Keeps a kernel."""
     body = msgspec.msgpack.encode(made)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = file.with_suffix(f".{os.getpid()}")
-    unfinished.write_bytes(hashlib.sha256(body).digest() + body)
-    unfinished.replace(file)
+    write_whole(file, hashlib.sha256(body).digest() + body)
 
 
 def _run_worker(job: Job) -> list[Made]:

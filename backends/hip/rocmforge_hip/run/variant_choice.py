@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 from dataclasses import dataclass
 from math import log2
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any, NamedTuple
 from rocmforge_hip.device.constants import BLOCK_TOKENS
 from rocmforge_hip.ops.step.shape import StepShape
 from rocmforge_hip.ops.step.variants import VARIANTS, StepVariant
+from rocmforge_hip.whole_file import write_whole
 
 logger = logging.getLogger(__name__)
 
@@ -95,10 +95,7 @@ class ChoiceFile:
     def write(self, variants: StepVariants) -> None:
         """Keeps a choice; if the file cannot be written, the next load measures again."""
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            new = self.path.with_suffix(f".{os.getpid()}")  # ranks write at the same time
-            new.write_text(json.dumps(variants.choices))
-            new.replace(self.path)
+            write_whole(self.path, json.dumps(variants.choices).encode())
         except OSError as error:
             logger.warning("What was measured of decode steps is not kept: %s", error)
 
