@@ -10,6 +10,7 @@ import pytest
 
 from rocmforge_hip.device.discovery import find_devices
 from rocmforge_hip.device.platform import select_platform
+from rocmforge_hip.ops import geometry
 from tests.support.launches.host_platform import HostPlatform
 from tests.support.models.hip import platform_options, start_platform
 from tests.support.processes.server import LiveServer
@@ -42,6 +43,12 @@ def host(request: pytest.FixtureRequest) -> Iterator[HostPlatform | None]:
     """The platform under test; the checking library if it is the host."""
     with pytest.MonkeyPatch.context() as patch:
         yield start_platform(platform_options(request), patch)
+
+
+@pytest.fixture
+def short_splits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Contexts of decodes are split, however short."""
+    monkeypatch.setattr(geometry, "_WHOLE_TOKENS", ((0, 0),))
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ import pytest
 
 from rocmforge.backend.protocol import LoadOptions
 from rocmforge.backend.step import StepOutput
-from rocmforge_hip.ops import geometry
 from rocmforge_hip.ops.linear.gemm import GemmKernels
 from rocmforge_hip.ops.step.variants import VARIANTS
 from rocmforge_hip.run.runner import HipRunner
@@ -23,6 +22,8 @@ from tests.support.models.options import SMALL
 from tests.support.models.runners import load_hip
 from tests.support.models.state_models import with_layers, write_states
 
+pytestmark = pytest.mark.usefixtures("short_splits")
+
 OPTIONS = replace(SMALL, max_sequences=4, graphs="off", activation_bits="8")
 MIX = {
     "attn_v": "q6_k",
@@ -34,12 +35,6 @@ MIX = {
 }
 """As llama.cpp's Q4_K_M has it in half of the layers; rows of these experts are short."""
 DENSE = {"leading_dense_block_count": 9}, {"first_k_dense_replace": 9}
-
-
-@pytest.fixture(autouse=True)
-def short_splits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Contexts are short here, and split all the same."""
-    monkeypatch.setattr(geometry, "_WHOLE_TOKENS", ((0, 0),))
 
 
 def runner_of(

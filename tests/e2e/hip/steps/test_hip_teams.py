@@ -12,7 +12,6 @@ import pytest
 
 from rocmforge.backend.step import StepOutput
 from rocmforge.models.weights import present
-from rocmforge_hip.ops import geometry
 from rocmforge_hip.run import teams
 from tests.backend.driving import Chunk, Driver, Want
 from tests.data.models.text.model_files import write_model
@@ -86,6 +85,7 @@ def logprobs(outputs: list[StepOutput]) -> np.ndarray[tuple[int], np.dtype[np.fl
     return np.concatenate([output.logprobs for output in outputs if output.logprobs is not None])
 
 
+@pytest.mark.usefixtures("short_splits")  # all are split, as teams' are
 @pytest.mark.parametrize("kv_dtype", ["f16", "int8"])
 @pytest.mark.parametrize("variant", ["plain", "fused"])
 def test_answers_are_those_of_sequences_that_read_all_they_see(
@@ -97,7 +97,6 @@ def test_answers_are_those_of_sequences_that_read_all_they_see(
 ) -> None:
     """And each step takes as many launches, from graphs; what it reads of the cache is less."""
     monkeypatch.setattr(teams, "LEAST_SHARED", BLOCK)
-    monkeypatch.setattr(geometry, "_WHOLE_TOKENS", ((0, 0),))  # all are split, as teams' are
     model = fitting(by_name("llama"))
     longer = model.config | {"max_position_embeddings": 256}
     path = write_model(replace(model, config=longer), tmp_path)

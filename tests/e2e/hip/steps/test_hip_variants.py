@@ -13,7 +13,6 @@ from rocmforge.backend.protocol import LoadOptions
 from rocmforge.backend.step import StepOutput
 from rocmforge_hip.device.kernel import Kernel
 from rocmforge_hip.load import loading
-from rocmforge_hip.ops import geometry
 from rocmforge_hip.ops.step.variants import VARIANTS
 from rocmforge_hip.run.runner import HipRunner
 from rocmforge_hip.run.trials import variants
@@ -27,14 +26,10 @@ from tests.support.models.options import SMALL
 from tests.support.models.runners import load_hip
 from tests.support.models.state_models import larger, write_states
 
+pytestmark = pytest.mark.usefixtures("short_splits")
+
 AUTO = replace(SMALL, max_sequences=2, decode_variant="auto")
 WANTS = (Want(num_logprobs=0),)
-
-
-@pytest.fixture(autouse=True)
-def short_splits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Contexts are short here, and split all the same."""
-    monkeypatch.setattr(geometry, "_WHOLE_TOKENS", ((0, 0),))
 
 
 @pytest.fixture(scope="module")
