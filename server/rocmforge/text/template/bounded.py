@@ -11,18 +11,24 @@ from rocmforge.text.template.budget import Budget
 from rocmforge.text.template.tracked import TrackedText, joined
 
 
+class Literals(dict[str, TrackedText]):
+    """What the template itself has written, made when it is first asked for."""
+
+    def __missing__(self, text: str) -> TrackedText:
+        literal = self[text] = TrackedText.trusted(text)
+        return literal
+
+
 class BoundedEnvironment(ImmutableSandboxedEnvironment):
     """The calls of compiled templates and filters that make text and containers.
 
     Attributes:
         budget: The rendering's budget.
+        literals: The template's own text.
     """
 
     budget: Budget
-
-    def literal(self, text: str) -> TrackedText:
-        """Makes a string literal of the template."""
-        return TrackedText.trusted(text)
+    literals: Literals
 
     def weighed(self, value: Any) -> Any:
         """Checks a list, tuple or dict that the template has written."""
@@ -54,5 +60,5 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             length += len(chunk)
             if length > self.budget.limits.chars:
                 self.budget.text(length)
-            parts.append(TrackedText.trusted(chunk) if type(chunk) is str else chunk)
+            parts.append(self.literals[chunk] if type(chunk) is str else chunk)
         return self.joined(parts, "")

@@ -69,8 +69,10 @@ class Budget:
 
     def each(self, items: Iterable[T]) -> Iterator[T]:
         """Yields the items of a loop."""
+        clock, deadline = self._clock, self._deadline
         for item in items:
-            self.tick()
+            if clock() > deadline:
+                self.tick()
             yield item
 
     def listed(self, items: Iterable[T]) -> list[T]:

@@ -23,7 +23,7 @@ from jinja2.sandbox import SandboxedFormatter, safe_range
 from jinja2.utils import Cycler, Joiner, Namespace, pass_context
 from jinja2.visitor import NodeTransformer
 
-from rocmforge.text.template.bounded import BoundedEnvironment
+from rocmforge.text.template.bounded import BoundedEnvironment, Literals
 from rocmforge.text.template.budget import Budget
 from rocmforge.text.template.filters import FILTERS
 from rocmforge.text.template.tracked import TrackedText, formatted
@@ -96,6 +96,7 @@ class _Format:
         return formatter.vformat(self._template, args, kwargs)
 
 
+_NAMES_OF_DICTS = frozenset(dir(dict))
 _CALLABLE_TYPES = (BlockReference, Joiner, LoopContext, Macro, Undefined, _Format)
 
 
@@ -125,7 +126,7 @@ class _CodeGenerator(CodeGenerator):
 
     def visit_Const(self, node: nodes.Const, frame: Frame) -> None:  # noqa: N802
         if isinstance(node.value, str):
-            self.write(f"environment.literal({node.value!r})")
+            self.write(f"environment.literals[{node.value!r}]")
         else:
             super().visit_Const(node, frame)
 
@@ -148,10 +149,31 @@ class _CodeGenerator(CodeGenerator):
         else:
             super().visit_Tuple(node, frame)
 
+    def _output_child_pre(self, node: nodes.Expr, frame: Frame, finalize: Any) -> None:
+        if _is_plain_output(frame):
+            self.write("(" if _is_literal(node) else "environment.written(")
+        else:
+            super()._output_child_pre(node, frame, finalize)
+
+    def _output_child_post(self, node: nodes.Expr, frame: Frame, finalize: Any) -> None:
+        if _is_plain_output(frame):
+            self.write(")")
+        else:
+            super()._output_child_post(node, frame, finalize)
+
     def _weighed(self, visit: Callable[[Any, Frame], None], node: nodes.Node, frame: Frame) -> None:
         self.write("environment.weighed(")
         visit(node, frame)
         self.write(")")
+
+
+def _is_plain_output(frame: Frame) -> bool:
+    """Returns whether output is not HTML, for which there is `{% autoescape %}`."""
+    return not (frame.eval_ctx.volatile or frame.eval_ctx.autoescape)
+
+
+def _is_literal(node: nodes.Expr) -> bool:
+    return isinstance(node, nodes.Const) and isinstance(node.value, str)
 
 
 class RenderEnvironment(BoundedEnvironment):
@@ -176,6 +198,8 @@ class RenderEnvironment(BoundedEnvironment):
             extensions=[_Generation, loopcontrols],
         )
         self.budget = budget
+        self.literals = Literals()
+        self._readable: dict[tuple[type, str], bool] = {}
         self.filters = dict(FILTERS)
         self.globals = {
             "cycler": Cycler,
@@ -201,11 +225,30 @@ class RenderEnvironment(BoundedEnvironment):
     def _finalize(self, _context: Context, value: Any) -> TrackedText:
         return _tracked(self.text_of(value))
 
+    def written(self, value: Any) -> TrackedText:
+        """Converts what `{{ }}` puts out."""
+        return value if type(value) is TrackedText else str(_tracked(self.text_of(value)))  # type: ignore[return-value]
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        """Reads `obj.attribute`. Most are keys of messages, of which dicts have none themselves."""
+        if type(obj) is dict and attribute not in _NAMES_OF_DICTS:
+            if attribute in obj:
+                return obj[attribute]
+            return self.undefined(obj=obj, name=attribute)
+        return super().getattr(obj, attribute)
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        """Returns whether an attribute may be read, which depends on the object's type alone."""
+        key = type(obj), attr
+        if key not in self._readable:
+            self._readable[key] = super().is_safe_attribute(obj, attr, value)
+        return self._readable[key]
+
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         """Applies an arithmetic operator."""
         self.budget.tick()
         self.budget.operator(operator, left, right)
-        return super().call_binop(context, operator, left, right)
+        return self.binop_table[operator](left, right)
 
     def call(
         __self,  # noqa: N805  (as in Jinja: names of keyword arguments stay free)

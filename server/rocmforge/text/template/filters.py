@@ -38,10 +38,21 @@ _COUNTED = frozenset(_DEEP) | {"list", "map", "reject", "reverse", "select"}
 _LONGEST_NUMERAL = 10_000
 
 
+_GIVEN: Mapping[_PassArg | None, Callable[[Context], tuple[Any, ...]]] = {
+    None: lambda context: (),
+    _PassArg.context: lambda context: (context,),
+    _PassArg.eval_context: lambda context: (context.eval_ctx,),
+    _PassArg.environment: lambda context: (context.environment,),
+}
+"""What filters of Jinja's take before their value."""
+
+
 def _checked(name: str) -> Filter:
     """Wraps a filter of Jinja's: checks its arguments before and its result after."""
     function = JINJA_FILTERS[name]
-    pass_arg = _PassArg.from_obj(function)
+    given = _GIVEN[_PassArg.from_obj(function)]
+    is_deep, writes, counts = name in _DEEP, name in _TEXT, name in _COUNTED
+    check = _SPECIFIC.get(name)
 
     def run(context: Context, value: Any, *args: Any, **kwargs: Any) -> Any:
         environment: BoundedEnvironment = context.environment  # type: ignore[assignment]
@@ -49,27 +60,21 @@ def _checked(name: str) -> Filter:
         budget.tick()
         for arg in (*args, *kwargs.values()):
             budget.width(arg)
-        if name in _DEEP:
+        if is_deep:
             budget.size((value, args, kwargs))
-        elif name in _TEXT:
+        elif writes:
             environment.text_of(value)
-        if name in _COUNTED and isinstance(value, str):
+        if counts and isinstance(value, str):
             budget.items(len(value))
-        if name in _SPECIFIC:
-            _SPECIFIC[name](environment, value, args, kwargs)
-        first = {
-            None: (),
-            _PassArg.context: (context,),
-            _PassArg.eval_context: (context.eval_ctx,),
-            _PassArg.environment: (environment,),
-        }[pass_arg]
-        result = function(*first, value, *args, **kwargs)
-        if isinstance(result, Iterator):
-            return budget.listed(result)
+        if check is not None:
+            check(environment, value, args, kwargs)
+        result = function(*given(context), value, *args, **kwargs)
         if isinstance(result, str):
             budget.text(len(result))
         elif isinstance(result, list):
             budget.items(len(result))
+        elif isinstance(result, Iterator):
+            return budget.listed(result)
         return result
 
     return pass_context(run)

@@ -26,7 +26,7 @@ class TrackedText(str):
     def __new__(cls, text: str, trust: bytes) -> Self:
         """Attaches flags to text of the same length."""
         assert len(text) == len(trust)
-        tracked = super().__new__(cls, text)
+        tracked = str.__new__(cls, text)
         tracked._trust = trust
         return tracked
 
@@ -48,6 +48,8 @@ class TrackedText(str):
         return (self[index] for index in range(len(self)))
 
     def __add__(self, other: str) -> TrackedText:
+        if type(other) is TrackedText:
+            return TrackedText(str.__add__(self, other), self._trust + other._trust)
         if not isinstance(other, str) or isinstance(other, TrackedMarkup):
             return NotImplemented
         return TrackedText(str.__add__(self, other), self._trust + trust_of(other))
@@ -66,10 +68,12 @@ class TrackedText(str):
         return self.lstrip(chars).rstrip(chars)
 
     def lstrip(self, chars: str | None = None, /) -> Self:
-        return self[len(self) - len(str.lstrip(self, chars)) :]
+        cut = len(self) - len(str.lstrip(self, chars))
+        return self[cut:] if cut else self
 
     def rstrip(self, chars: str | None = None, /) -> Self:
-        return self[: len(str.rstrip(self, chars))]
+        kept = len(str.rstrip(self, chars))
+        return self[:kept] if kept < len(self) else self
 
     def removeprefix(self, prefix: str, /) -> Self:
         return self[len(prefix) :] if self.startswith(prefix) else self

@@ -178,6 +178,14 @@ def test_what_is_not_listed_cannot_be_reached(source: str) -> None:
         render(source)
 
 
+def test_what_may_be_read_depends_on_type_and_name() -> None:
+    body = (
+        "{% set ns = namespace(append=1) %}{{ ns.append }}"
+        "{{ messages.index is defined }}{{ messages.append is defined }}"
+    )
+    assert render(body) == "1TrueFalse"
+
+
 def test_ranges_are_limited() -> None:
     with pytest.raises(InvalidParameter, match="Range too big"):
         render("{% for i in range(10**9) %}{% endfor %}")
