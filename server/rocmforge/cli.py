@@ -73,7 +73,7 @@ def main(argv: Sequence[str] | None = None, *, ready: Callable[[], object] = boo
     _open_closed_streams()
     parser = _parser()
     if setting_sources.is_completing():
-        import_module("rocmforge.completing").complete(parser)
+        import_module("rocmforge.commands.terminal.completing").complete(parser)
     arguments = _parse(parser, argv)
     say: Callable[[str], None] = _say
     try:

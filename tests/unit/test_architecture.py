@@ -22,7 +22,7 @@ SOURCE_ROOTS = {
 
 # Layers of the server, top first. A module may import its own layer and those below it.
 LAYERS = (
-    ("rocmforge.__main__", "rocmforge.cli", "rocmforge.completing", "rocmforge.ray"),
+    ("rocmforge.__main__", "rocmforge.cli", "rocmforge.ray"),
     ("rocmforge.commands", "rocmforge.arguments"),
     ("rocmforge.wiring",),
     ("rocmforge.engine_options", "rocmforge.model_front"),
@@ -49,7 +49,7 @@ LAYERS = (
     ("rocmforge.served_models",),
     ("rocmforge.settings", "rocmforge.setting_sources", "rocmforge.logs", "rocmforge.sensors"),
     ("rocmforge.checkpoint",),
-    ("rocmforge.choices", "rocmforge.expected", "rocmforge.sizes"),
+    ("rocmforge.choices", "rocmforge.expected", "rocmforge.latest_used", "rocmforge.sizes"),
     ("rocmforge.errors", "rocmforge"),
 )
 

@@ -13,6 +13,7 @@ from rocmforge.backend.step import NO_ADAPTER
 from rocmforge.engine.constraint.grammar_checker import GrammarChecker
 from rocmforge.errors import NotReady
 from rocmforge.fleet.entry import LOADING_RETRY_S, FleetEntry
+from rocmforge.latest_used import LatestUsed
 from rocmforge.logits.builtin import BUILTIN
 from rocmforge.logits.processor import LogitsProcessor
 from rocmforge.models.pooling import PoolingType
@@ -26,6 +27,7 @@ from rocmforge.text.tokenizer.tokenizer import Tokenizer
 
 MAX_AT_ONCE: Final = 1024
 """Sequences of one request, where the queue has room for more."""
+_MOST_GRAMMAR_CHARACTERS: Final = 1 << 22
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -45,6 +47,9 @@ class ServedModel:
         default_factory=lambda: {each.name: each for each in BUILTIN}
     )
     grammars: GrammarChecker = field(default_factory=GrammarChecker)
+    tool_grammars: LatestUsed[bytes, str] = field(  # that were written, by what they are for
+        default_factory=lambda: LatestUsed(_MOST_GRAMMAR_CHARACTERS)
+    )
     vision: VisionConfig | None = None  # how it takes images; None: it takes none
     causal: bool = True  # as of `ModelConfig`; False: it embeds or ranks, and generates nothing
     pooling: PoolingType = PoolingType.NONE  # what it was trained for

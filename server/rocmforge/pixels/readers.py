@@ -11,13 +11,13 @@ import os
 import signal
 import subprocess
 import sys
-from collections import OrderedDict
 from contextlib import suppress
 from hashlib import blake2b
 from threading import Lock, Timer
 from typing import Final
 
 from rocmforge.errors import InvalidParameter
+from rocmforge.latest_used import LatestUsed
 from rocmforge.models.vision.config import ProcessorConfig
 from rocmforge.models.vision.image import ProcessedImage
 from rocmforge.pixels.jobs import (
@@ -52,9 +52,9 @@ class ImageReaders:
         self._lock = Lock()
         self._idle: list[_Worker] = []
         self._is_closed = False
-        self._kept: OrderedDict[tuple[int, bytes, ProcessorConfig], ProcessedImage] = OrderedDict()
-        self._kept_bytes = 0
-        self._max_kept_bytes = max_kept_bytes
+        self._kept: LatestUsed[tuple[int, bytes, ProcessorConfig], ProcessedImage] = LatestUsed(
+            max_kept_bytes
+        )
 
     def read(self, data: bytes, config: ProcessorConfig, owner: int = 0) -> ProcessedImage:
         """Reads an image as a model's tower takes it.
@@ -68,12 +68,10 @@ class ImageReaders:
             InvalidParameter: it cannot be read. The message goes on after "the image".
         """
         key = (owner, blake2b(data, digest_size=16).digest(), config)
-        with self._lock:
-            if key in self._kept:
-                self._kept.move_to_end(key)
-                return self._kept[key]
-        image = self._read(ReadJob(data=data, config=config, limits=self._limits))
-        self._keep(key, image)
+        image = self._kept.find(key)
+        if image is None:
+            image = self._read(ReadJob(data=data, config=config, limits=self._limits))
+            self._kept.keep(key, image, sum(len(tile.patches) for tile in image.tiles))
         return image
 
     def close(self) -> None:
@@ -109,22 +107,6 @@ class ImageReaders:
         if outcome.image is None:
             raise InvalidParameter(outcome.problem)
         return outcome.image
-
-    def _keep(self, key: tuple[int, bytes, ProcessorConfig], image: ProcessedImage) -> None:
-        size = _size(image)
-        if size > self._max_kept_bytes:
-            return
-        with self._lock:
-            if key in self._kept:
-                return
-            self._kept[key] = image
-            self._kept_bytes += size
-            while self._kept_bytes > self._max_kept_bytes:
-                self._kept_bytes -= _size(self._kept.popitem(last=False)[1])
-
-
-def _size(image: ProcessedImage) -> int:
-    return sum(len(tile.patches) for tile in image.tiles)
 
 
 class _Worker:

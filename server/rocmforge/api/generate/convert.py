@@ -24,7 +24,7 @@ from rocmforge.api.generate.checks import (
 from rocmforge.api.generate.constraints import output_grammar
 from rocmforge.api.generate.prepared_request import PreparedRequest
 from rocmforge.api.generate.processors import processor_uses
-from rocmforge.api.generate.prompts import request_prompt
+from rocmforge.api.generate.prompts import asker_key, request_prompt
 from rocmforge.api.generate.schema import (
     ChatRequest,
     GenerationRequest,
@@ -85,7 +85,8 @@ def prepare_chat(
     sampling = sampling_params(model, request, max_tokens=wanted or room, num_logprobs=num_logprobs)
     marks = find_marks(model.templates.select().source)
     reasoning = None if marks is None else _reasoning(model, ids, marks)
-    use, grammar = tool_use(model, request, tools, ids, sampling.grammar)
+    whose = asker_key(request, share)
+    use, grammar = tool_use(model, request, tools, ids, sampling.grammar, whose)
     sampling = msgspec.structs.replace(sampling, grammar=grammar)
     thinking = None
     if marks is not None and reasoning is not None:

@@ -63,6 +63,11 @@ def check_takes_images(model: ServedModel, image: PlacedImage) -> None:
         )
 
 
+def asker_key(request: ChatRequest, share: Share) -> bytes:
+    """Returns who may learn, from the time it takes, that something was there before."""
+    return root_key(NO_ADAPTER, share, request.cache_salt or "")
+
+
 def request_prompt(
     model: ServedModel,
     request: ChatRequest,
@@ -70,7 +75,6 @@ def request_prompt(
     share: Share = NO_KEY,
 ) -> Prompt:
     """Returns the prompt of a chat's conversation and tools. Raises like `prepare_chat`."""
-    whose = root_key(NO_ADAPTER, share, request.cache_salt or "")
     return chat_prompt(
         model,
         request.messages,
@@ -79,7 +83,7 @@ def request_prompt(
         template_arguments=_template_arguments(request),
         add_generation_prompt=request.add_generation_prompt,
         continue_final_message=request.continue_final_message,
-        known=model.encoded_texts.of(whose),
+        known=model.encoded_texts.of(asker_key(request, share)),
     )
 
 

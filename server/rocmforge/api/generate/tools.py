@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from hashlib import blake2b
 from typing import Any
 
 import msgspec
@@ -27,6 +28,7 @@ from rocmforge.text.tool_calls import (
 )
 
 MAX_TOOLS = 128
+_ENTRY = 256  # characters that take as much memory as what a grammar takes beside its own
 
 # They make an answer go on where a grammar would end it.
 _OPEN_ENDED = ("ignore_eos", "min_tokens")
@@ -70,6 +72,7 @@ def tool_use(
     tools: list[dict[str, Any]],
     prompt: Sequence[int],
     answer_grammar: str,
+    whose: bytes,
 ) -> tuple[ToolUse | None, str]:
     """Returns how to read calls, if there may be some, and the grammar of answers ("" = none).
 
@@ -79,6 +82,7 @@ def tool_use(
         tools: The functions.
         prompt: What the answer follows.
         answer_grammar: What an answer without a call has to match; "" = anything.
+        whose: Who asks: `asker_key`.
 
     Raises:
         InvalidParameter: a function's parameters cannot be enforced.
@@ -110,7 +114,7 @@ def tool_use(
             )
         return use, answer_grammar  # of what is left of the message
     if not is_forced and not answer_grammar:
-        return replace(use, has_free_text=True), _free_grammar(model, request, use)
+        return replace(use, has_free_text=True), _free_grammar(model, request, use, whose)
     for name in _OPEN_ENDED:
         if tools and getattr(request, name):
             raise InvalidParameter(f"'{name}' cannot be combined with a forced call.", param=name)
@@ -131,10 +135,10 @@ def tool_use(
     return use, grammar
 
 
-def _free_grammar(model: ServedModel, request: ChatRequest, use: ToolUse) -> str:
+def _free_grammar(model: ServedModel, request: ChatRequest, use: ToolUse, whose: bytes) -> str:
     """Returns the grammar of answers in which calls fit their functions; "" if there is none.
 
-    Arguments whose schema cannot be enforced are an object, and the client's to check.
+    An agent sends the same tools with each of its turns, whose grammar takes milliseconds to write.
 
     Raises:
         InvalidParameter: a strict function's schema cannot be enforced.
@@ -150,6 +154,21 @@ def _free_grammar(model: ServedModel, request: ChatRequest, use: ToolUse) -> str
         return ""
     if not use.schemas and not limits_thoughts:
         return ""
+    tools = msgspec.json.encode(request.tools)
+    of = msgspec.msgpack.encode((whose, repr(use.form), use.max_calls, tools))
+    key = blake2b(of, digest_size=16).digest()
+    grammar = model.tool_grammars.find(key)
+    if grammar is None:
+        grammar = _written_grammar(model, request, use)
+        model.tool_grammars.keep(key, grammar, _ENTRY + len(grammar))
+    return grammar
+
+
+def _written_grammar(model: ServedModel, request: ChatRequest, use: ToolUse) -> str:
+    """Writes what `_free_grammar` returns, and raises what that raises.
+
+    Arguments whose schema cannot be enforced are an object, and the client's to check.
+    """
     schemas, is_strict = dict(use.schemas), False
     for number, tool in enumerate(request.tools or ()):
         is_strict = is_strict or bool(tool.function.strict)

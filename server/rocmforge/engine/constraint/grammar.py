@@ -6,7 +6,6 @@ module gives it the vocabulary and hands out one matcher per sequence.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
 from weakref import proxy
 
@@ -16,11 +15,13 @@ from rocmforge.backend.arrays import Int32Array, UInt32Array
 from rocmforge.engine.ipc.grammar_name import grammar_name
 from rocmforge.engine.ipc.params import TokenPieces
 from rocmforge.errors import EngineError
+from rocmforge.latest_used import LatestUsed
 from rocmforge.text.output.grammar import parser_limits
 
-_CACHED_GRAMMARS = 64
 _CACHED_CHARACTERS = 16 << 20
 """Of their texts. What is compiled of a text grows with it."""
+_LEAST_CHARACTERS = _CACHED_CHARACTERS // 64
+"""That any of them counts as."""
 
 Compiled = Future[llguidance.LLMatcher]
 
@@ -106,8 +107,7 @@ class Grammars:
         self._tokenizer = self._vocabulary.build(vocab_size, pieces.eos_ids)
         self._num_words = -(-vocab_size // 32)
         self._texts: dict[str, str] = {}  # of unfinished requests, by name
-        self._compiled: OrderedDict[str, tuple[Compiled, int]] = OrderedDict()  # latest use last
-        self._cached_characters = 0
+        self._compiled: LatestUsed[str, Compiled] = LatestUsed(_CACHED_CHARACTERS)
         self._compiler = ThreadPoolExecutor(1, "grammar")
 
     def define(self, name: str, text: str) -> None:
@@ -127,17 +127,11 @@ class Grammars:
         text = self._texts.get(grammar)
         name = grammar_name(grammar) if text is None else grammar
         text = grammar if text is None else text
-        cached = self._compiled.get(name)
-        if cached is None:
-            cached = self._compiled[name] = self._compiler.submit(self._compile, text), len(text)
-            self._cached_characters += len(text)
-        self._compiled.move_to_end(name)
-        while (
-            len(self._compiled) > _CACHED_GRAMMARS or self._cached_characters > _CACHED_CHARACTERS
-        ):
-            _, (_, dropped) = self._compiled.popitem(last=False)
-            self._cached_characters -= dropped
-        return cached[0]
+        compiled = self._compiled.find(name)
+        if compiled is None:
+            compiled = self._compiler.submit(self._compile, text)
+            self._compiled.keep(name, compiled, max(len(text), _LEAST_CHARACTERS))
+        return compiled
 
     def begin(self, compiled: Compiled) -> Matcher:
         """Returns a matcher at the beginning of a grammar; waits until it is compiled.

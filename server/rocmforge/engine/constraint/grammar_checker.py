@@ -14,9 +14,9 @@ import signal
 import subprocess
 import sys
 import threading
-from collections import OrderedDict
 
 from rocmforge.engine.ipc.grammar_name import grammar_name
+from rocmforge.latest_used import LatestUsed
 from rocmforge.text.output.grammar import find_problem
 
 _REMEMBERED = 256
@@ -36,18 +36,17 @@ class GrammarChecker:
         self._cpu_s = cpu_s
         self._lock = threading.Lock()
         self._helper: subprocess.Popen[str] | None = None
-        self._known: OrderedDict[str, str] = OrderedDict()  # by name; latest use last
+        self._known: LatestUsed[str, str] = LatestUsed(_REMEMBERED)  # by name
 
     def problem(self, grammar: str) -> str:
         """Returns why a grammar in llguidance's serialised form cannot be used; "" if it can."""
         name = grammar_name(grammar)
         with self._lock:
-            if name not in self._known:
-                self._known[name] = self._ask(grammar)[:_PROBLEM_CHARACTERS]
-                if len(self._known) > _REMEMBERED:
-                    self._known.popitem(last=False)
-            self._known.move_to_end(name)
-            return self._known[name]
+            problem = self._known.find(name)
+            if problem is None:
+                problem = self._ask(grammar)[:_PROBLEM_CHARACTERS]
+                self._known.keep(name, problem, 1)
+            return problem
 
     def close(self) -> None:
         """Ends the helper process. Idempotent."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterator
 from itertools import chain
 from typing import Any, Final
@@ -18,6 +17,7 @@ from rocmforge.engine.ipc.params import FinishReason, GenerateRequest, TokenEven
 from rocmforge.engine.ipc.prompt import EmbeddingSpan, ImageSpan, Prompt, TokenSpan, token_span
 from rocmforge.engine.ipc.totals import Totals
 from rocmforge.engine.waiting.held import HeldRequests
+from rocmforge.latest_used import LatestUsed
 from rocmforge.models.vision.config import ProcessorConfig
 from rocmforge.models.vision.image import (
     added_places,
@@ -60,11 +60,7 @@ class WaitingImages(HeldRequests[Rows]):
         self._tower = tower
         self._processor = processor
         self._totals = totals
-        self._most = kept_bytes
-        self._kept: OrderedDict[bytes, Float32Array] = (
-            OrderedDict()
-        )  # by identity, the last used last
-        self._size = 0  # bytes of all of them
+        self._kept: LatestUsed[bytes, Float32Array] = LatestUsed(kept_bytes)  # by identity
         self._running: ImageSpan | None = None
         self._next_step_id = 0
 
@@ -73,7 +69,7 @@ class WaitingImages(HeldRequests[Rows]):
         rows: Rows = {}
         for span in request.prompt.images:
             if span.identity not in rows:
-                rows[span.identity] = self._find(span.identity)
+                rows[span.identity] = self._kept.find(span.identity)
         self._totals.images_found += sum(each is not None for each in rows.values())
         self._held[request.request_id] = request, rows
 
@@ -133,7 +129,7 @@ class WaitingImages(HeldRequests[Rows]):
         found = in_order(found, span, self._processor)
         for _, rows in asking:
             rows[span.identity] = found
-        self._keep(span.identity, found)
+        self._kept.keep(span.identity, found, found.nbytes)
         return []
 
     def _with_rows(self, prompt: Prompt, rows: Rows) -> Prompt:
@@ -169,17 +165,6 @@ class WaitingImages(HeldRequests[Rows]):
             made(span) if isinstance(span, ImageSpan) else iter((span,)) for span in prompt.spans
         )
         return Prompt(spans=tuple(chain.from_iterable(spans)))
-
-    def _find(self, identity: bytes) -> Float32Array | None:
-        if identity in self._kept:
-            self._kept.move_to_end(identity)
-        return self._kept.get(identity)
-
-    def _keep(self, identity: bytes, rows: Float32Array) -> None:
-        self._kept[identity] = rows
-        self._size += rows.nbytes
-        while self._size > self._most:
-            self._size -= self._kept.popitem(last=False)[1].nbytes
 
 
 def _is_finite(rows: Float32Array) -> bool:

@@ -12,7 +12,7 @@ from rocmforge.text.template.tracked import TrackedText, joined
 
 
 class Literals(dict[str, TrackedText]):
-    """What the template itself has written, made when it is first asked for."""
+    """The texts of a template itself, each made when it is first asked for."""
 
     def __missing__(self, text: str) -> TrackedText:
         literal = self[text] = TrackedText.trusted(text)

@@ -332,7 +332,7 @@ class Tokenizer:
         if is_start:  # the beginning of a prompt may have other tokens than the same text elsewhere
             keys[0] = None
         found: list[Sequence[int] | None] = [
-            None if key is None else known.texts.find(key) for key in keys
+            None if key is None else known.find(key) for key in keys
         ]
         missing = [text for text, ids in zip(texts, found, strict=True) if ids is None]
         encoded = self._own_ids(missing, is_start=is_start)
@@ -341,7 +341,7 @@ class Tokenizer:
                 ids = next(encoded)
                 found[place] = ids
                 if key is not None:
-                    known.texts.keep(key, ids)
+                    known.keep(key, ids)
         return iter([ids for ids in found if ids is not None])
 
     def _own_ids(self, texts: list[str], *, is_start: bool) -> Iterator[list[int]]:
