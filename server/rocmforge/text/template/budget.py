@@ -52,6 +52,12 @@ _PERCENT = re.compile(r"%(?:\([^()]*\))?[-+ #0]*(?P<width>\d*)(?:\.(?P<precision
 _DIGITS = re.compile(r"\d+")
 
 
+def values_of(namespace: Namespace) -> dict[str, Any]:
+    """Returns the values of a namespace by name."""
+    values: dict[str, Any] = object.__getattribute__(namespace, "_Namespace__attrs")
+    return values
+
+
 class Budget:
     """One rendering's budget. Mutable; owned by the rendering."""
 
@@ -118,7 +124,7 @@ class Budget:
             elif isinstance(item, list | tuple):
                 pending.extend(item)
             elif isinstance(item, Namespace):
-                pending.append(object.__getattribute__(item, "_Namespace__attrs"))
+                pending.append(values_of(item))
             if nodes + len(pending) > self.limits.nodes:
                 raise LimitReached("it built a value that is too large")
             if length > self.limits.chars:

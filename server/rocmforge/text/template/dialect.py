@@ -24,7 +24,7 @@ from jinja2.utils import Cycler, Joiner, Namespace, pass_context
 from jinja2.visitor import NodeTransformer
 
 from rocmforge.text.template.bounded import BoundedEnvironment, Literals
-from rocmforge.text.template.budget import Budget
+from rocmforge.text.template.budget import Budget, values_of
 from rocmforge.text.template.filters import FILTERS
 from rocmforge.text.template.tracked import TrackedText, formatted
 
@@ -230,12 +230,16 @@ class RenderEnvironment(BoundedEnvironment):
         return value if type(value) is TrackedText else str(_tracked(self.text_of(value)))  # type: ignore[return-value]
 
     def getattr(self, obj: Any, attribute: str) -> Any:
-        """Reads `obj.attribute`. Most are keys of messages, of which dicts have none themselves."""
+        """Reads `obj.attribute`. Most are of messages and namespaces: keys, and not attributes."""
         if type(obj) is dict and attribute not in _NAMES_OF_DICTS:
-            if attribute in obj:
-                return obj[attribute]
-            return self.undefined(obj=obj, name=attribute)
-        return super().getattr(obj, attribute)
+            values = obj
+        elif type(obj) is _TemplateNamespace:
+            values = values_of(obj)
+        else:
+            return super().getattr(obj, attribute)
+        if attribute in values:
+            return values[attribute]
+        return self.undefined(obj=obj, name=attribute)
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
         """Returns whether an attribute may be read, which depends on the object's type alone."""
