@@ -13,7 +13,14 @@ from typing import Any
 from rocmforge.text.output.grammar import Schema
 from rocmforge.text.output.incoming import overlap
 from rocmforge.text.tokenizer.tokenizer import Tokenizer
-from rocmforge.text.tool_calls.base import CallParser, Rules, literal, marker, repeated
+from rocmforge.text.tool_calls.base import (
+    LONGEST_HEAD,
+    CallParser,
+    Rules,
+    literal,
+    marker,
+    repeated,
+)
 from rocmforge.text.tool_calls.parameters import (
     is_native,
     is_text,
@@ -137,11 +144,16 @@ class _State(Enum):
     TEXT = auto()
     NAME = auto()
     ARGUMENT = auto()  # or the end of the call
+    STRING = auto()  # in the format's own quotes
     AFTER = auto()
 
 
 class KeywordParser(CallParser):
-    """See `CallParser`. Arguments are passed on one at a time."""
+    """See `CallParser`.
+
+    Arguments are passed on one at a time. Strings in the format's own quotes, in which nothing is
+    escaped, are passed on as they come: a file that a model writes may take it minutes.
+    """
 
     def __init__(
         self, form: KeywordFormat, schemas: Mapping[str, Schema], max_calls: int | None
@@ -154,6 +166,9 @@ class KeywordParser(CallParser):
         name = rf"\s*{re.escape(form.name_begin)}([\w.-]+)\s*{re.escape(form.open)}"
         self._name = re.compile(name)
         self._key = re.compile(rf"\s*([\w.-]+)\s*{re.escape(form.assign)}(.*)", re.DOTALL)
+        self._string = re.compile(
+            rf"\s*([\w.-]+)\s*{re.escape(form.assign)}\s*{re.escape(form.quote)}"
+        )
         self._scan = _ArgumentScan(form.quote)
         self._state = _State.START if form.is_list else _State.TEXT
 
@@ -169,6 +184,8 @@ class KeywordParser(CallParser):
                 return self._read_name()
             case _State.ARGUMENT:
                 return self._read_argument()
+            case _State.STRING:
+                return self._read_string()
             case _State.AFTER:
                 return self._read_after()
 
@@ -177,6 +194,8 @@ class KeywordParser(CallParser):
         match self._state:
             case _State.ARGUMENT:
                 pass  # the call was cut, and so are its arguments
+            case _State.STRING:
+                self._say_arguments(json.dumps(self._incoming.take(), ensure_ascii=False)[1:-1])
             case _State.NAME | _State.AFTER if self.num_calls and self._end_mark.startswith(rest):
                 pass  # the list was cut, or what marks the call's end
             case _:
@@ -202,6 +221,13 @@ class KeywordParser(CallParser):
         return True
 
     def _read_argument(self) -> bool:
+        string = self._string.match(self._incoming.text, 0, LONGEST_HEAD)
+        if self._form.quote and string is not None:
+            self._incoming.take(string.end())
+            self._say_key(string[1])
+            self._say_arguments('"')
+            self._state = _State.STRING
+            return True
         end = self._scan.end(self._incoming.text)
         if end is None:
             return False
@@ -213,6 +239,16 @@ class KeywordParser(CallParser):
         if closing != ",":
             self._close()
             self._state = _State.AFTER
+        return True
+
+    def _read_string(self) -> bool:
+        text = self._incoming.take_until(self._form.quote)
+        self._say_arguments(json.dumps(text, ensure_ascii=False)[1:-1])
+        if not self._incoming.take_mark(self._form.quote):
+            return False
+        self._say_arguments('"')
+        self._scan = _ArgumentScan(self._form.quote)
+        self._state = _State.ARGUMENT  # with nothing left of it but its end
         return True
 
     def _read_after(self) -> bool:

@@ -209,6 +209,11 @@ ANSWERS: list[tuple[str, str, Outcome]] = [
         ),
     ),
     (
+        "gemma4",
+        '<|tool_call>call:weather{ city : <|"|><|"|> , days:3,unit:<|"|>}\n<|x|><|"|>}<tool_call|>',
+        ("", [("weather", '{"city": "", "days": 3, "unit": "}\\n<|x|>"}')]),
+    ),
+    (
         "lfm2",
         'I look.<|tool_call_start|>[weather(city="Oslo, [1)", days=3), add(x=True, y=null)]'
         "<|tool_call_end|>",
@@ -311,6 +316,30 @@ def test_arguments_are_passed_on_as_they_come() -> None:
     begun = parser.push('<tool_call>{"name": "add", "arguments": {"a"')
     assert begun == [CallBegin(0, "add"), CallArguments(0, '{"a"')]
     assert parser.push(": 1") == [CallArguments(0, ": 1")]
+
+
+def test_a_string_in_quotes_of_its_own_is_passed_on_as_it_comes() -> None:
+    parser = FORMATS["gemma4"].parser(SCHEMAS, None)
+    begun = parser.push('<|tool_call>call:add{text:<|"|>one "two"\n<|')
+    assert begun == [
+        CallBegin(0, "add"),
+        CallArguments(0, '{"text": '),
+        CallArguments(0, '"'),
+        CallArguments(0, 'one \\"two\\"\\n'),
+    ]
+    assert parser.push("three") == [CallArguments(0, "<|three")]
+    assert parser.push('<|"|>') == [CallArguments(0, '"')]
+    assert parser.push(",n:1") == []
+    assert parser.push("}<tool_call|>") == [
+        CallArguments(0, ', "n": '),
+        CallArguments(0, "1"),
+        CallArguments(0, "}"),
+    ]
+
+
+def test_a_string_that_is_cut_is_passed_on_as_far_as_it_came() -> None:
+    answer = '<|tool_call>call:add{text:<|"|>so far'
+    assert read("gemma4", [answer]) == ("", [("add", '{"text": "so far')])
 
 
 def test_calls_beyond_the_limit_are_dropped() -> None:
