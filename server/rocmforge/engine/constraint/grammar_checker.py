@@ -41,12 +41,14 @@ class GrammarChecker:
     def problem(self, grammar: str) -> str:
         """Returns why a grammar in llguidance's serialised form cannot be used; "" if it can."""
         name = grammar_name(grammar)
-        with self._lock:
-            problem = self._known.find(name)
-            if problem is None:
-                problem = self._ask(grammar)[:_PROBLEM_CHARACTERS]
-                self._known.keep(name, problem, 1)
-            return problem
+        problem = self._known.find(name)  # while the helper is busy with another one's grammar
+        if problem is None:
+            with self._lock:
+                problem = self._known.find(name)  # somebody may have asked meanwhile
+                if problem is None:
+                    problem = self._ask(grammar)[:_PROBLEM_CHARACTERS]
+                    self._known.keep(name, problem, 1)
+        return problem
 
     def close(self) -> None:
         """Ends the helper process. Idempotent."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -73,6 +74,22 @@ def test_a_grammar_is_not_blamed_for_the_end_of_an_old_helper(checker: GrammarCh
     os.kill(helper, signal.SIGKILL)
     os.waitid(os.P_PID, helper, os.WEXITED | os.WNOWAIT)
     assert checker.problem(regex_grammar("[0-9]+")) == ""
+
+
+def test_a_grammar_that_is_known_waits_for_no_other_one() -> None:
+    checker, others = GrammarChecker(), set(helpers())
+    assert checker.problem(FINE) == ""
+    (helper,) = set(helpers()) - others
+    os.kill(helper, signal.SIGSTOP)
+    with ThreadPoolExecutor(2) as threads:
+        waiting = threads.submit(checker.problem, regex_grammar("[a-f]+"))
+        try:
+            assert threads.submit(checker.problem, FINE).result(timeout=30) == ""
+            assert not waiting.done()
+        finally:
+            os.kill(helper, signal.SIGCONT)
+        assert waiting.result() == ""
+    checker.close()
 
 
 def test_a_checker_may_be_closed_and_used_again() -> None:
