@@ -21,7 +21,7 @@ from rocmforge_hip.device.recurrent import (
 )
 from rocmforge_hip.ops.activations import Activation, Forms
 from rocmforge_hip.ops.recurrent.joint_norm import JointNorm
-from rocmforge_hip.ops.recurrent.kernels import RecurrentKernels
+from rocmforge_hip.ops.recurrent.kernels import DeltaRates, MambaRates, RecurrentKernels
 from rocmforge_hip.verify import oracle
 from rocmforge_hip.verify.cases import Case, Group, error
 from rocmforge_hip.verify.rows import random_values
@@ -237,10 +237,12 @@ def _gated_delta(
         batch_of(bench, sequences),
         heads,
         qkv=activation(bench, values),
-        alpha=columns_of(both, 0, heads.value_heads),
-        beta=columns_of(both, heads.value_heads, 2 * heads.value_heads),
-        decay=array_of(bench, decay),
-        dt_bias=array_of(bench, dt_bias),
+        rates=DeltaRates(
+            alpha=columns_of(both, 0, heads.value_heads),
+            beta=columns_of(both, heads.value_heads, 2 * heads.value_heads),
+            decay=array_of(bench, decay),
+            dt_bias=array_of(bench, dt_bias),
+        ),
         state=there,
         out=out,
         eps=_EPS,
@@ -286,10 +288,8 @@ def _mamba(
         batch_of(bench, sequences),
         heads,
         x_bc=activation(bench, values),
-        dt=activation(bench, steps),
-        a=array_of(bench, a),
+        rates=MambaRates(activation(bench, steps), array_of(bench, a), array_of(bench, dt_bias)),
         d=array_of(bench, d),
-        dt_bias=array_of(bench, dt_bias),
         state=there,
         out=out,
         scratch=_there(bench, planned),

@@ -13,7 +13,7 @@ from rocmforge_hip.device.memory import DeviceArray
 from rocmforge_hip.device.recurrent import DeltaHeads, MambaHeads
 from rocmforge_hip.ops.activations import Activation, Forms
 from rocmforge_hip.ops.recurrent.decodes import DecodeKernels, GroupNorm
-from rocmforge_hip.ops.recurrent.kernels import RecurrentKernels
+from rocmforge_hip.ops.recurrent.kernels import DeltaRates, MambaRates, RecurrentKernels
 from rocmforge_hip.verify.cases import Case, Group
 from rocmforge_hip.verify.recurrent import (
     DECODES,
@@ -66,11 +66,12 @@ def _delta_net(sequences: tuple[SequenceCase, ...], heads: DeltaHeads, bench: Wo
     channels = 2 * heads.key_heads * heads.key_dim + inner
     x, gate = (activation(bench, random_values(rows, size)) for size in (channels, inner))
     gates = activation(bench, random_values(rows, 2 * heads.value_heads))
-    alpha, beta = (
-        columns_of(gates, first, first + heads.value_heads) for first in (0, heads.value_heads)
+    rates = DeltaRates(
+        columns_of(gates, 0, heads.value_heads),
+        columns_of(gates, heads.value_heads, 2 * heads.value_heads),
+        array_of(bench, -np.exp(random_values(1, heads.value_heads)[0])),
+        array_of(bench, random_values(1, heads.value_heads)[0]),
     )
-    decay = array_of(bench, -np.exp(random_values(1, heads.value_heads)[0]))
-    bias = array_of(bench, random_values(1, heads.value_heads)[0])
     taps = array_of(bench, random_values(channels, _WIDTH))
     norm = array_of(bench, random_values(1, heads.value_dim)[0])
     inputs = states_of(sequences, (_WIDTH - 1, channels))
@@ -85,9 +86,7 @@ def _delta_net(sequences: tuple[SequenceCase, ...], heads: DeltaHeads, bench: Wo
     convolved = activation(bench, random_values(rows, channels))
     results = array_of(bench, random_values(rows, inner))
     kernels.convolve(batch, x, taps, None, own_inputs, convolved, silu=True)
-    kernels.gated_delta(
-        *(batch, heads, convolved, alpha, beta, decay, bias, own_states, results, _EPS)
-    )
+    kernels.gated_delta(batch, heads, convolved, rates, own_states, results, _EPS)
     kernels.gated_norm(results, gate, norm, heads.value_heads, out, _EPS, gate_first=False)
     assert out.f32 is not None
     want = [own_inputs, own_states, out.f32]
@@ -95,7 +94,7 @@ def _delta_net(sequences: tuple[SequenceCase, ...], heads: DeltaHeads, bench: Wo
     own_inputs, own_states, out = arrays()
     arrived = array_of(bench, np.zeros(rows * heads.key_heads, np.uint32))
     DecodeKernels(bench.device.library).delta_net(
-        *(batch, heads, x, taps, (alpha, beta), (decay, bias), gate, norm),
+        *(batch, heads, x, taps, rates, gate, norm),
         *((own_inputs, own_states), arrived, out, _EPS),
     )
     assert out.f32 is not None
@@ -123,17 +122,18 @@ def _mamba(sequences: tuple[SequenceCase, ...], norms: bool, bench: Workbench) -
     kernels = RecurrentKernels(bench.device.library)
     convolved = activation(bench, random_values(rows, channels))
     kernels.convolve(batch, x, taps, bias, own_inputs, convolved, silu=True)
-    kernels.mamba(batch, heads, convolved, dt, a, d, offset, own_states, out)
+    rates = MambaRates(dt, a, offset)
+    kernels.mamba(batch, heads, convolved, rates, d, own_states, out)
     normed = Activation(Forms(), rows, inner, f32=of_groups)
     if norms:
         kernels.gated_norm(out, gate, norm, heads.groups, normed, _EPS, gate_first=True)
 
     got = own_inputs, own_states, out, of_groups = arrays()
-    normed, threads = replace(normed, f32=of_groups), kernels.norm_threads(inner // heads.groups)
-    of_last = GroupNorm(gate=gate, weight=norm, out=normed, threads=threads, eps=_EPS)
+    normed = replace(normed, f32=of_groups)
+    of_last = GroupNorm(gate=gate, weight=norm, out=normed, eps=_EPS)
     arrived = array_of(bench, np.zeros(rows * heads.groups, np.uint32))
     DecodeKernels(bench.device.library).mamba(
-        *(batch, heads, x, taps, bias, dt, (a, d, offset), (own_inputs, own_states), arrived, out),
+        *(batch, heads, x, taps, bias, rates, d, (own_inputs, own_states), arrived, out),
         of_last if norms else None,
     )
     return _difference(bench, got, want)

@@ -13,7 +13,14 @@ from rocmforge_hip.device.recurrent import DeltaHeads, MambaHeads, RecurrentBatc
 from rocmforge_hip.kernels import recurrent as kernels
 from rocmforge_hip.ops.activations import Activation, Forms
 from rocmforge_hip.ops.operands import f32_of
-from rocmforge_hip.ops.recurrent.kernels import STATE_COLUMNS, STATE_THREADS, stride_of
+from rocmforge_hip.ops.recurrent.kernels import (
+    STATE_COLUMNS,
+    STATE_THREADS,
+    DeltaRates,
+    MambaRates,
+    gated_norm_threads,
+    stride_of,
+)
 from rocmforge_hip.weights.formats import ceil_div
 
 _PARTS: Final = 4  # of a block, at most
@@ -28,14 +35,12 @@ class GroupNorm:
         gate: [T, heads * head_dim].
         weight: float32 [heads * head_dim].
         out: The same shape as the gate, in any forms.
-        threads: As of `RecurrentKernels.norm_threads`.
         eps: Of the norm.
     """
 
     gate: Activation
     weight: DeviceArray
     out: Activation
-    threads: int
     eps: float
 
 
@@ -43,6 +48,7 @@ class DecodeKernels:
     """Launches them; the results have the bits of those of `RecurrentKernels`."""
 
     def __init__(self, library: KernelLibrary) -> None:
+        self._wave = library.wave_size
         self._delta = library.kernel("rf_gated_delta_step", kernels.rf_gated_delta_step)
         self._mamba = library.kernel("rf_mamba_step", kernels.rf_mamba_step)
         # Asked for now: HIP would be asked again for every layer of every step.
@@ -68,8 +74,7 @@ class DecodeKernels:
         heads: DeltaHeads,
         x: Activation,
         taps: DeviceArray,
-        rates: tuple[Activation, Activation],
-        decay: tuple[DeviceArray, DeviceArray],
+        rates: DeltaRates,
         gate: Activation,
         norm: DeviceArray,
         states: tuple[DeviceArray, DeviceArray],
@@ -84,8 +89,7 @@ class DecodeKernels:
             heads: Their sizes.
             x: [T, queries, keys and values side by side], not convolved.
             taps: float32 [channels, width].
-            rates: alpha and beta, [T, value_heads] each.
-            decay: The factor and the bias, float32 [value_heads] each.
+            rates: Of these tokens.
             gate: [T, value_heads * value_dim].
             norm: float32 [value_dim].
             states: Of the convolution and of the heads.
@@ -93,8 +97,6 @@ class DecodeKernels:
             out: [T, value_heads * value_dim], in any forms.
             eps: Of all norms.
         """
-        alpha, beta = rates
-        factor, bias = decay
         inputs, state = states
         channels, width = taps.shape
         assert batch.longest == 1
@@ -106,10 +108,7 @@ class DecodeKernels:
             _threads(heads.value_dim),
             x=f32_of(x),
             filter=taps,
-            alpha=f32_of(alpha),
-            beta=f32_of(beta),
-            decay=factor,
-            dt_bias=bias,
+            **rates.arguments(),
             z=f32_of(gate),
             norm=norm,
             batch=batch,
@@ -118,8 +117,6 @@ class DecodeKernels:
             arrived=arrived,
             out=out,
             x_stride=stride_of(x),
-            alpha_stride=stride_of(alpha),
-            beta_stride=stride_of(beta),
             z_stride=stride_of(gate),
             key_heads=heads.key_heads,
             value_heads=heads.value_heads,
@@ -137,8 +134,8 @@ class DecodeKernels:
         x: Activation,
         taps: DeviceArray,
         taps_bias: DeviceArray | None,
-        dt: Activation,
-        vectors: tuple[DeviceArray, DeviceArray, DeviceArray],
+        rates: MambaRates,
+        d: DeviceArray,
         states: tuple[DeviceArray, DeviceArray],
         arrived: DeviceArray,
         out: DeviceArray,
@@ -152,37 +149,34 @@ class DecodeKernels:
             x: [T, x of all heads, B and C of all groups side by side], not convolved.
             taps: float32 [channels, width].
             taps_bias: float32 [channels].
-            dt: [T, heads].
-            vectors: a, d and dt_bias as for `mamba`, float32 [heads] each.
+            rates: Of these tokens.
+            d: float32 [heads].
             states: Of the convolution and of the heads.
             arrived: uint32 [sequences, groups], zeros.
             out: float32 [T, heads * head_dim].
             norm: Of each group, with the gate first; None: there is none.
         """
-        a, d, dt_bias = vectors
         inputs, state = states
         channels, width = taps.shape
         assert batch.longest == 1
         assert inputs.shape[1:] == (width - 1, channels)
         assert state.shape[1:] == (heads.heads, heads.head_dim, heads.state_size)
         assert arrived.shape[0] >= batch.count * heads.groups
+        features = heads.heads * heads.head_dim // heads.groups
         self._mamba.launch(
             (heads.heads, batch.count, 1),
             _threads(heads.head_dim),
             x=f32_of(x),
             filter=taps,
             filter_bias=taps_bias,
-            dt=f32_of(dt),
-            a=a,
+            **rates.arguments(),
             d=d,
-            dt_bias=dt_bias,
             batch=batch,
             inputs=inputs,
             state=state,
             arrived=arrived,
             out=out,
             x_stride=stride_of(x),
-            dt_stride=stride_of(dt),
             heads=heads.heads,
             head_dim=heads.head_dim,
             groups=heads.groups,
@@ -192,7 +186,7 @@ class DecodeKernels:
             norm=None if norm is None else norm.weight,
             normed=_NOT_NORMED if norm is None else norm.out,
             z_stride=0 if norm is None else stride_of(norm.gate),
-            norm_threads=0 if norm is None else norm.threads,
+            norm_threads=0 if norm is None else gated_norm_threads(features, self._wave),
             eps=0.0 if norm is None else norm.eps,
         )
 

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
+from typing import Any
 
 from rocmforge_hip.device.library import KernelLibrary
 from rocmforge_hip.device.memory import DeviceArray
 from rocmforge_hip.kernels import recurrent as kernels
 from rocmforge_hip.ops.activations import Activation
 from rocmforge_hip.ops.operands import f32_of
-from rocmforge_hip.weights.formats import ceil_div, round_up
-
-_ELEMENTS: Final = 4  # of a thread
-_STEPS: Final = 4
-_MOST_THREADS: Final = 1024
+from rocmforge_hip.ops.recurrent.kernels import gated_norm_threads, stride_of
 
 
 class JointNorm:
@@ -53,24 +49,16 @@ class JointNorm:
             eps: Of the norm.
         """
         dim = out.features
-        threads = round_up(ceil_div(dim, _ELEMENTS), self._wave)
-        if threads > _MOST_THREADS // _STEPS:
-            threads = round_up(ceil_div(dim, _ELEMENTS * _STEPS), self._wave)
-        assert threads <= _MOST_THREADS
-        gate, stride = f32_of(z), z.stride or z.features
-        grid = out.rows, 1, 1
-        self._squares.launch(grid, threads, x=x, z=gate, squares=squares, z_stride=stride, dim=dim)
+        grid, threads = (out.rows, 1, 1), gated_norm_threads(dim, self._wave)
+        gated: dict[str, Any] = {"x": x, "z": f32_of(z), "z_stride": stride_of(z), "dim": dim}
+        self._squares.launch(grid, threads, **gated, squares=squares)
         self._add_up(squares)
         self._norm.launch(
-            grid,
-            threads,
-            x=x,
-            z=gate,
+            *(grid, threads),
+            **gated,
             weight=weight,
             squares=squares,
             out=out,
-            z_stride=stride,
-            dim=dim,
             features=features,
             eps=eps,
         )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Final
+from dataclasses import dataclass
+from typing import Any, Final
 
 from rocmforge.backend.step import MAX_KEPT_STATES
 from rocmforge_hip.device.constants import STATE_CHUNK, STATE_CHUNK_COLUMNS, STATE_CHUNK_DIM
@@ -32,6 +33,41 @@ _CHUNK_WAVES: Final = 4
 _LEAST_CHUNKED: Final = MAX_KEPT_STATES + 1  # tokens, below which one after the other is faster
 _NORM_STEPS: Final = 4
 _MAX_NORM_THREADS: Final = 1024
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DeltaRates:
+    """How much of a state the gated delta rule keeps, and how strong its updates are."""
+
+    alpha: Activation  # [T, value_heads]: exp(decay * softplus(alpha + dt_bias)) is kept
+    beta: Activation  # [T, value_heads]: sigmoid(beta) is the strength
+    decay: DeviceArray  # float32 [value_heads], negative
+    dt_bias: DeviceArray  # float32 [value_heads]
+
+    def arguments(self) -> dict[str, Any]:
+        """Returns those of kernels."""
+        return {
+            "alpha": f32_of(self.alpha),
+            "beta": f32_of(self.beta),
+            "decay": self.decay,
+            "dt_bias": self.dt_bias,
+            "alpha_stride": stride_of(self.alpha),
+            "beta_stride": stride_of(self.beta),
+        }
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MambaRates:
+    """How long the steps of Mamba-2 are, and how fast its states decay."""
+
+    dt: Activation  # [T, heads], of which softplus(dt + dt_bias) is the length of a step
+    a: DeviceArray  # float32 [heads], negative
+    dt_bias: DeviceArray  # float32 [heads]
+
+    def arguments(self) -> dict[str, Any]:
+        """Returns those of kernels."""
+        dt = f32_of(self.dt)
+        return {"dt": dt, "a": self.a, "dt_bias": self.dt_bias, "dt_stride": stride_of(self.dt)}
 
 
 class RecurrentKernels:
@@ -111,10 +147,7 @@ class RecurrentKernels:
         batch: RecurrentBatch,
         heads: DeltaHeads,
         qkv: Activation,
-        alpha: Activation,
-        beta: Activation,
-        decay: DeviceArray,
-        dt_bias: DeviceArray,
+        rates: DeltaRates,
         state: DeviceArray,
         out: DeviceArray,
         eps: float,
@@ -126,10 +159,7 @@ class RecurrentKernels:
             batch: Whose tokens.
             heads: Their sizes.
             qkv: [T, queries, keys and values side by side], not normed.
-            alpha: [T, value_heads]: exp(decay * softplus(alpha + dt_bias)) of a state is kept.
-            beta: [T, value_heads]: sigmoid(beta) is the strength of an update.
-            decay: float32 [value_heads], negative.
-            dt_bias: float32 [value_heads].
+            rates: Of these tokens.
             state: float32 [slots, value_heads, key_dim, value_dim].
             out: float32 [T, value_heads * value_dim].
             eps: Of the norms of queries and keys, within the root.
@@ -137,60 +167,43 @@ class RecurrentKernels:
         """
         assert heads.key_dim <= MAX_STATE_DIM
         assert state.shape[1:] == (heads.value_heads, heads.key_dim, heads.value_dim)
+        of_all: dict[str, Any] = {
+            "qkv": f32_of(qkv),
+            "batch": batch,
+            "qkv_stride": stride_of(qkv),
+            "key_heads": heads.key_heads,
+            "value_heads": heads.value_heads,
+            "tiled_heads": int(heads.tiled),
+        }
         if scratch is not None and batch.longest >= _LEAST_CHUNKED:
             assert heads.key_dim == heads.value_dim == STATE_CHUNK_DIM
             assert scratch.scores.shape[0] >= qkv.rows // STATE_CHUNK + batch.count
             self._solve.launch(
                 (heads.value_heads, ceil_div(batch.longest, STATE_CHUNK), batch.count),
                 _CHUNK_WAVES * self._wave,
-                qkv=f32_of(qkv),
-                alpha=f32_of(alpha),
-                beta=f32_of(beta),
-                decay=decay,
-                dt_bias=dt_bias,
-                batch=batch,
+                **of_all,
+                **rates.arguments(),
                 chunks=scratch,
-                qkv_stride=stride_of(qkv),
-                alpha_stride=stride_of(alpha),
-                beta_stride=stride_of(beta),
-                key_heads=heads.key_heads,
-                value_heads=heads.value_heads,
-                tiled_heads=int(heads.tiled),
                 eps=eps,
             )
             self._delta_chunks.launch(
                 (heads.value_dim // STATE_CHUNK_COLUMNS, heads.value_heads, batch.count),
                 _CHUNK_WAVES * self._wave,
-                qkv=f32_of(qkv),
-                batch=batch,
+                **of_all,
                 chunks=scratch,
                 state=state,
                 out=out,
-                qkv_stride=stride_of(qkv),
-                key_heads=heads.key_heads,
-                value_heads=heads.value_heads,
-                tiled_heads=int(heads.tiled),
             )
             return
         self._delta.launch(
             (ceil_div(heads.value_dim, STATE_COLUMNS), heads.value_heads, batch.count),
             STATE_THREADS,
-            qkv=f32_of(qkv),
-            alpha=f32_of(alpha),
-            beta=f32_of(beta),
-            decay=decay,
-            dt_bias=dt_bias,
-            batch=batch,
+            **of_all,
+            **rates.arguments(),
             state=state,
             out=out,
-            qkv_stride=stride_of(qkv),
-            alpha_stride=stride_of(alpha),
-            beta_stride=stride_of(beta),
-            key_heads=heads.key_heads,
-            value_heads=heads.value_heads,
             key_dim=heads.key_dim,
             value_dim=heads.value_dim,
-            tiled_heads=int(heads.tiled),
             eps=eps,
         )
 
@@ -199,10 +212,8 @@ class RecurrentKernels:
         batch: RecurrentBatch,
         heads: MambaHeads,
         x_bc: Activation,
-        dt: Activation,
-        a: DeviceArray,
+        rates: MambaRates,
         d: DeviceArray,
-        dt_bias: DeviceArray,
         state: DeviceArray,
         out: DeviceArray,
         scratch: MambaScratch[DeviceArray] | None = None,
@@ -213,16 +224,22 @@ class RecurrentKernels:
             batch: Whose tokens.
             heads: Their sizes.
             x_bc: [T, x of all heads, B and C of all groups side by side].
-            dt: [T, heads], of which softplus(dt + dt_bias) is the length of a step.
-            a: float32 [heads], negative.
+            rates: Of these tokens.
             d: float32 [heads].
-            dt_bias: float32 [heads].
             state: float32 [slots, heads, head_dim, state_size].
             out: float32 [T, heads * head_dim].
             scratch: Of `MambaScratch.plan`, for long sequences to be taken in chunks.
         """
         assert heads.state_size <= MAX_STATE_DIM
         assert state.shape[1:] == (heads.heads, heads.head_dim, heads.state_size)
+        of_all: dict[str, Any] = {
+            "x_bc": f32_of(x_bc),
+            "batch": batch,
+            "x_stride": stride_of(x_bc),
+            "heads": heads.heads,
+            "head_dim": heads.head_dim,
+            "groups": heads.groups,
+        }
         if scratch is not None and batch.longest >= _LEAST_CHUNKED:
             assert heads.state_size == STATE_CHUNK_DIM
             assert heads.head_dim % STATE_CHUNK_COLUMNS == 0
@@ -230,59 +247,30 @@ class RecurrentKernels:
             self._scores.launch(
                 (heads.heads, ceil_div(batch.longest, STATE_CHUNK), batch.count),
                 _CHUNK_WAVES * self._wave,
-                x_bc=f32_of(x_bc),
-                dt=f32_of(dt),
-                a=a,
-                dt_bias=dt_bias,
-                batch=batch,
+                **of_all,
+                **rates.arguments(),
                 chunks=scratch,
-                x_stride=stride_of(x_bc),
-                dt_stride=stride_of(dt),
-                heads=heads.heads,
-                head_dim=heads.head_dim,
-                groups=heads.groups,
             )
             self._mamba_chunks.launch(
                 (heads.head_dim // STATE_CHUNK_COLUMNS, heads.heads, batch.count),
                 _CHUNK_WAVES * self._wave,
-                x_bc=f32_of(x_bc),
+                **of_all,
                 d=d,
-                batch=batch,
                 chunks=scratch,
                 state=state,
                 out=out,
-                x_stride=stride_of(x_bc),
-                heads=heads.heads,
-                head_dim=heads.head_dim,
-                groups=heads.groups,
             )
             return
         self._mamba.launch(
             (ceil_div(heads.head_dim, STATE_COLUMNS), heads.heads, batch.count),
             STATE_THREADS,
-            x_bc=f32_of(x_bc),
-            dt=f32_of(dt),
-            a=a,
+            **of_all,
+            **rates.arguments(),
             d=d,
-            dt_bias=dt_bias,
-            batch=batch,
             state=state,
             out=out,
-            x_stride=stride_of(x_bc),
-            dt_stride=stride_of(dt),
-            heads=heads.heads,
-            head_dim=heads.head_dim,
-            groups=heads.groups,
             state_size=heads.state_size,
         )
-
-    def norm_threads(self, dim: int) -> int:
-        """Returns the threads of a block that norms a group of so many elements."""
-        threads = round_up(ceil_div(dim, _ELEMENTS), self._wave)
-        if threads > _MAX_NORM_THREADS // _NORM_STEPS:
-            threads = round_up(ceil_div(dim, _ELEMENTS * _NORM_STEPS), self._wave)
-        assert threads <= _MAX_NORM_THREADS
-        return threads
 
     def gated_norm(
         self,
@@ -311,7 +299,7 @@ class RecurrentKernels:
         assert weight.shape[0] in (dim, groups * dim)
         self._norm.launch(
             (out.rows, groups, 1),
-            self.norm_threads(dim),
+            gated_norm_threads(dim, self._wave),
             x=x,
             z=f32_of(z),
             weight=weight,
@@ -322,6 +310,15 @@ class RecurrentKernels:
             gate_first=int(gate_first),
             eps=eps,
         )
+
+
+def gated_norm_threads(dim: int, wave: int) -> int:
+    """Returns the threads of a block that norms a group of so many elements, in such waves."""
+    threads = round_up(ceil_div(dim, _ELEMENTS), wave)
+    if threads > _MAX_NORM_THREADS // _NORM_STEPS:
+        threads = round_up(ceil_div(dim, _ELEMENTS * _NORM_STEPS), wave)
+    assert threads <= _MAX_NORM_THREADS
+    return threads
 
 
 def stride_of(x: Activation) -> int:

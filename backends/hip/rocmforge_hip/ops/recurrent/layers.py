@@ -17,7 +17,7 @@ from rocmforge_hip.ops.linear.products import LinearKernels
 from rocmforge_hip.ops.operands import empty, f32_of, optional_vector, vector_of
 from rocmforge_hip.ops.recurrent.decodes import DecodeKernels, GroupNorm
 from rocmforge_hip.ops.recurrent.joint_norm import JointNorm
-from rocmforge_hip.ops.recurrent.kernels import RecurrentKernels
+from rocmforge_hip.ops.recurrent.kernels import DeltaRates, MambaRates, RecurrentKernels
 from rocmforge_hip.ops.step.device_step import DeviceStep
 from rocmforge_hip.ops.step.shape import StateLaunch
 from rocmforge_hip.weights.formats import Weight
@@ -87,17 +87,17 @@ class RecurrentLayers:
         heads, (inputs, state) = DeltaHeads.of(rule), self._states[layer]
         eps = self._config.norm_eps
         taps, norm = _taps(delta.filter, inputs), vector_of(delta.norm, rule.value_dim)
-        decay = (
-            vector_of(delta.decay, heads.value_heads),
-            vector_of(delta.time_offset, heads.value_heads),
+        decay, offset = (
+            vector_of(vector, heads.value_heads) for vector in (delta.decay, delta.time_offset)
         )
+        of_states = DeltaRates(*rates, decay, offset)
         out = self._multiplied(x.rows, rule.value_features, rule.value_dim)
         batches = list(_batches(step))
         takes = self._decodes.takes_delta(heads, step.shape.sequences, self._compute_units)
         if takes and self._in_one_launch(step, batches):
             for batch in batches:
                 self._decodes.delta_net(
-                    *(batch, heads, x, taps, rates, decay, gate, norm, (inputs, state)),
+                    *(batch, heads, x, taps, of_states, gate, norm, (inputs, state)),
                     *(arrays.arrived, out, eps),
                 )
             return out
@@ -107,7 +107,7 @@ class RecurrentLayers:
         for batch in batches:
             self._kernels.convolve(batch, x, taps, None, inputs, convolved, silu=True)
             self._kernels.gated_delta(
-                *(batch, heads, convolved, *rates, *decay, state, results, eps, arrays.scratch)
+                *(batch, heads, convolved, of_states, state, results, eps, arrays.scratch)
             )
         self._kernels.gated_norm(results, gate, norm, heads.value_heads, out, eps, gate_first=False)
         return out
@@ -127,17 +127,17 @@ class RecurrentLayers:
         decay, offset, skip = (
             vector_of(vector, num_heads) for vector in (mamba.decay, mamba.time_offset, mamba.skip)
         )
+        rates = MambaRates(dt, decay, offset)
         groups, norm = config.num_groups, vector_of(mamba.norm, inner)
         out = self._multiplied(x.rows, inner, inner // groups)
         takes = self._decodes.takes_mamba(heads, step.shape.sequences, self._compute_units)
         if takes and self._in_one_launch(step, batches):
             of_groups = None
             if step.variant.norms_states and arrays.squares is None:
-                threads, eps = self._kernels.norm_threads(inner // groups), config.norm_eps
-                of_groups = GroupNorm(gate=gate, weight=norm, out=out, threads=threads, eps=eps)
+                of_groups = GroupNorm(gate=gate, weight=norm, out=out, eps=config.norm_eps)
             for batch in batches:
                 self._decodes.mamba(
-                    *(batch, heads, own, taps, bias, dt, (decay, skip, offset)),
+                    *(batch, heads, own, taps, bias, rates, skip),
                     *((inputs, state), arrays.arrived, results, of_groups),
                 )
             if of_groups is not None:
@@ -148,7 +148,7 @@ class RecurrentLayers:
             for batch in batches:
                 self._kernels.convolve(batch, own, taps, bias, inputs, convolved, silu=True)
                 self._kernels.mamba(
-                    *(batch, heads, convolved, dt, decay, skip, offset, state, results),
+                    *(batch, heads, convolved, rates, skip, state, results),
                     arrays.scratch,
                 )
         if arrays.squares is not None:
