@@ -1,4 +1,4 @@
-"""Sizes of recurrent layers, sequences of a launch, and memory between kernels."""
+"""Sequences of a launch of recurrent layers, and memory between kernels."""
 
 from __future__ import annotations
 
@@ -25,49 +25,6 @@ class RecurrentBatch:
     longest: int  # new tokens of the longest of them
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeltaHeads:
-    """Sizes of a layer with the gated delta rule."""
-
-    key_heads: int
-    value_heads: int
-    key_dim: int
-    value_dim: int
-    tiled: bool
-    """Whether value head j has key head j % key_heads, and not those next to it the same."""
-
-    @classmethod
-    def of(cls, config: DeltaConfig) -> DeltaHeads:
-        """Returns those of a model."""
-        return cls(
-            key_heads=config.num_key_heads,
-            value_heads=config.num_value_heads,
-            key_dim=config.key_dim,
-            value_dim=config.value_dim,
-            tiled=config.is_tiled,
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MambaHeads:
-    """Sizes of a Mamba-2 layer."""
-
-    heads: int
-    head_dim: int
-    groups: int
-    state_size: int
-
-    @classmethod
-    def of(cls, config: MambaConfig) -> MambaHeads:
-        """Returns those of a model."""
-        return cls(
-            heads=config.num_heads,
-            head_dim=config.head_dim,
-            groups=config.num_groups,
-            state_size=config.state_size,
-        )
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DeltaScratch(Generic[X]):
     """The arrays between kernels of the delta rule in chunks: rf/recurrent/delta_chunks.h."""
@@ -80,14 +37,14 @@ class DeltaScratch(Generic[X]):
     decays: X
 
     @staticmethod
-    def plan(heads: DeltaHeads, tokens: int, sequences: int) -> DeltaScratch[ArraySpec] | None:
+    def plan(heads: DeltaConfig, tokens: int, sequences: int) -> DeltaScratch[ArraySpec] | None:
         """Returns it for the largest step, or None if only heads of another size take chunks."""
         if (heads.key_dim, heads.value_dim) != (STATE_CHUNK_DIM, STATE_CHUNK_DIM):
             return None
         chunks = tokens // STATE_CHUNK + sequences
-        keys = spec((chunks, heads.key_heads, STATE_CHUNK * STATE_CHUNK_DIM), "f2")
-        pairs = spec((chunks, heads.value_heads, STATE_CHUNK * STATE_CHUNK), "f2")
-        decays = spec((chunks, heads.value_heads, 2 * STATE_CHUNK), "f4")
+        keys = spec((chunks, heads.num_key_heads, STATE_CHUNK * STATE_CHUNK_DIM), "f2")
+        pairs = spec((chunks, heads.num_value_heads, STATE_CHUNK * STATE_CHUNK), "f2")
+        decays = spec((chunks, heads.num_value_heads, 2 * STATE_CHUNK), "f4")
         return DeltaScratch(
             keys=keys,
             queries=keys,
@@ -108,15 +65,15 @@ class MambaScratch(Generic[X]):
     decays: X
 
     @staticmethod
-    def plan(heads: MambaHeads, tokens: int, sequences: int) -> MambaScratch[ArraySpec] | None:
+    def plan(heads: MambaConfig, tokens: int, sequences: int) -> MambaScratch[ArraySpec] | None:
         """Returns it for the largest step, or None if only heads of another size take chunks."""
         if heads.state_size != STATE_CHUNK_DIM or heads.head_dim % STATE_CHUNK_COLUMNS:
             return None
         chunks = tokens // STATE_CHUNK + sequences
-        groups = spec((chunks, heads.groups, STATE_CHUNK * STATE_CHUNK_DIM), "f2")
+        groups = spec((chunks, heads.num_groups, STATE_CHUNK * STATE_CHUNK_DIM), "f2")
         return MambaScratch(
             c=groups,
             b_t=groups,
-            scores=spec((chunks, heads.heads, STATE_CHUNK * STATE_CHUNK), "f2"),
-            decays=spec((chunks, heads.heads, 2 * STATE_CHUNK), "f4"),
+            scores=spec((chunks, heads.num_heads, STATE_CHUNK * STATE_CHUNK), "f2"),
+            decays=spec((chunks, heads.num_heads, 2 * STATE_CHUNK), "f4"),
         )

@@ -12,7 +12,7 @@ from rocmforge.models.layer_config import LayerConfig
 from rocmforge.models.weights import walk
 from rocmforge_hip.device.constants import QUANT_BLOCK
 from rocmforge_hip.device.memory import ArraySpec, spec
-from rocmforge_hip.device.recurrent import DeltaHeads, DeltaScratch, MambaHeads, MambaScratch
+from rocmforge_hip.device.recurrent import DeltaScratch, MambaScratch
 from rocmforge_hip.ops.activations import (
     FEW_TOKENS,
     GROUPED_HEADS,
@@ -182,7 +182,7 @@ def _of_delta_rule(config: ModelConfig, limits: StepLimits) -> DeltaArrays[Array
         convolved=spec((limits.tokens, rule.mixed_features), "f4"),
         results=spec((limits.tokens, rule.value_features), "f4"),
         arrived=spec((limits.sequences * rule.num_key_heads,), "u4"),
-        scratch=DeltaScratch.plan(DeltaHeads.of(rule), limits.tokens, limits.sequences),
+        scratch=DeltaScratch.plan(rule, limits.tokens, limits.sequences),
     )
 
 
@@ -196,7 +196,7 @@ def _of_mamba(config: ModelConfig, limits: StepLimits) -> MambaArrays[ArraySpec]
         results=spec((limits.tokens, mamba.inner_features), "f4"),
         arrived=spec((limits.sequences * mamba.num_groups,), "u4"),
         squares=spec((limits.tokens,), "f4") if mamba.sharing_devices > 1 else None,
-        scratch=MambaScratch.plan(MambaHeads.of(mamba), limits.tokens, limits.sequences),
+        scratch=MambaScratch.plan(mamba, limits.tokens, limits.sequences),
     )
 
 

@@ -10,15 +10,10 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from rocmforge.models.layer_config import DeltaConfig, MambaConfig
 from rocmforge_hip.device.memory import ArraySpec, DeviceArray, spec
 from rocmforge_hip.device.records import mapped
-from rocmforge_hip.device.recurrent import (
-    DeltaHeads,
-    DeltaScratch,
-    MambaHeads,
-    MambaScratch,
-    RecurrentBatch,
-)
+from rocmforge_hip.device.recurrent import DeltaScratch, MambaScratch, RecurrentBatch
 from rocmforge_hip.ops.activations import Activation, Forms
 from rocmforge_hip.ops.recurrent.joint_norm import JointNorm
 from rocmforge_hip.ops.recurrent.kernels import DeltaRates, MambaRates, RecurrentKernels
@@ -30,8 +25,8 @@ from rocmforge_hip.verify.workbench import Recipe, Workbench
 _SUMS: Final = 2e-5  # relative to the largest value
 _HALVES: Final = 1e-3  # the same, of products of halves
 _EPS: Final = 1e-6
-_DELTA: Final = DeltaHeads(key_heads=2, value_heads=4, key_dim=128, value_dim=128, tiled=False)
-_MAMBA: Final = MambaHeads(heads=4, head_dim=64, groups=2, state_size=128)
+_DELTA: Final = DeltaConfig(num_key_heads=2, num_value_heads=4, key_dim=128, value_dim=128)
+_MAMBA: Final = MambaConfig(num_heads=4, head_dim=64, num_groups=2, state_size=128, norm_eps=_EPS)
 _CHANNELS: Final = 288
 _WIDTH: Final = 4
 
@@ -226,20 +221,19 @@ def _gated_delta(
 ) -> float:
     heads, rows = _DELTA, sum(each.tokens for each in sequences)
     planned = DeltaScratch.plan(heads, rows, len(sequences)) if in_chunks else None
-    of_keys = heads.key_heads * heads.key_dim
-    columns = 2 * of_keys + heads.value_heads * heads.value_dim
-    values, gates = random_values(rows, columns), random_values(rows, 2 * heads.value_heads)
-    decay, dt_bias = -np.exp(random_values(2, heads.value_heads))
-    states = states_of(sequences, (heads.value_heads, heads.key_dim, heads.value_dim))
+    of_keys, columns = heads.key_features, heads.mixed_features
+    values, gates = random_values(rows, columns), random_values(rows, 2 * heads.num_value_heads)
+    decay, dt_bias = -np.exp(random_values(2, heads.num_value_heads))
+    states = states_of(sequences, (heads.num_value_heads, heads.key_dim, heads.value_dim))
     there, both = array_of(bench, states), activation(bench, gates)
-    out = array_of(bench, random_values(rows, heads.value_heads * heads.value_dim))
+    out = array_of(bench, random_values(rows, heads.value_features))
     RecurrentKernels(bench.device.library).gated_delta(
         batch_of(bench, sequences),
         heads,
         qkv=activation(bench, values),
         rates=DeltaRates(
-            alpha=columns_of(both, 0, heads.value_heads),
-            beta=columns_of(both, heads.value_heads, 2 * heads.value_heads),
+            alpha=columns_of(both, 0, heads.num_value_heads),
+            beta=columns_of(both, heads.num_value_heads, 2 * heads.num_value_heads),
             decay=array_of(bench, decay),
             dt_bias=array_of(bench, dt_bias),
         ),
@@ -255,10 +249,10 @@ def _gated_delta(
             q, k, v = np.split(row, [of_keys, 2 * of_keys])
             alpha, beta = np.split(gate.astype(np.float64), 2)
             kept = np.exp(decay * np.log1p(np.exp(alpha + dt_bias)))
-            for head in range(heads.value_heads):
-                key = head * heads.key_heads // heads.value_heads
-                own_q, own_k = (_unit(x.reshape(heads.key_heads, -1)[key]) for x in (q, k))
-                value = v.reshape(heads.value_heads, -1)[head]
+            for head in range(heads.num_value_heads):
+                key = head * heads.num_key_heads // heads.num_value_heads
+                own_q, own_k = (_unit(x.reshape(heads.num_key_heads, -1)[key]) for x in (q, k))
+                value = v.reshape(heads.num_value_heads, -1)[head]
                 state[head] *= kept[head]
                 change = (value - own_k @ state[head]) / (1 + np.exp(-beta[head]))
                 state[head] += np.outer(own_k, change)
@@ -278,11 +272,12 @@ def _mamba(
 ) -> float:
     heads, rows = _MAMBA, sum(each.tokens for each in sequences)
     planned = MambaScratch.plan(heads, rows, len(sequences)) if in_chunks else None
-    inner, of_state = heads.heads * heads.head_dim, heads.groups * heads.state_size
-    values, steps = random_values(rows, inner + 2 * of_state), random_values(rows, heads.heads)
-    a, dt_bias = -np.exp(random_values(2, heads.heads))
-    d = random_values(1, heads.heads)[0]
-    states = states_of(sequences, (heads.heads, heads.head_dim, heads.state_size))
+    inner, of_state = heads.inner_features, heads.num_groups * heads.state_size
+    values = random_values(rows, heads.mixed_features)
+    steps = random_values(rows, heads.num_heads)
+    a, dt_bias = -np.exp(random_values(2, heads.num_heads))
+    d = random_values(1, heads.num_heads)[0]
+    states = states_of(sequences, (heads.num_heads, heads.head_dim, heads.state_size))
     there, out = array_of(bench, states), array_of(bench, random_values(rows, inner))
     RecurrentKernels(bench.device.library).mamba(
         batch_of(bench, sequences),
@@ -300,9 +295,9 @@ def _mamba(
         for row, step in zip(values[own].astype(np.float64), steps[own], strict=True):
             x, b, c = np.split(row, [inner, inner + of_state])
             dt = np.log1p(np.exp(step.astype(np.float64) + dt_bias))
-            for head, own_x in enumerate(x.reshape(heads.heads, -1)):
-                group = head * heads.groups // heads.heads
-                own_b, own_c = (y.reshape(heads.groups, -1)[group] for y in (b, c))
+            for head, own_x in enumerate(x.reshape(heads.num_heads, -1)):
+                group = head * heads.num_groups // heads.num_heads
+                own_b, own_c = (y.reshape(heads.num_groups, -1)[group] for y in (b, c))
                 state[head] *= np.exp(dt[head] * a[head])
                 state[head] += dt[head] * np.outer(own_x, own_b)
                 results.append(state[head] @ own_c + d[head] * own_x)

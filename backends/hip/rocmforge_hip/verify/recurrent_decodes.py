@@ -9,8 +9,8 @@ from typing import Final
 
 import numpy as np
 
+from rocmforge.models.layer_config import DeltaConfig, MambaConfig
 from rocmforge_hip.device.memory import DeviceArray
-from rocmforge_hip.device.recurrent import DeltaHeads, MambaHeads
 from rocmforge_hip.ops.activations import Activation, Forms
 from rocmforge_hip.ops.recurrent.decodes import DecodeKernels, GroupNorm
 from rocmforge_hip.ops.recurrent.kernels import DeltaRates, MambaRates, RecurrentKernels
@@ -29,9 +29,11 @@ from rocmforge_hip.verify.workbench import Recipe, Workbench
 
 _EPS: Final = 1e-6
 _WIDTH: Final = 4
-_DELTA: Final = DeltaHeads(key_heads=2, value_heads=6, key_dim=128, value_dim=128, tiled=False)
-_TILED: Final = DeltaHeads(key_heads=2, value_heads=4, key_dim=64, value_dim=96, tiled=True)
-_MAMBA: Final = MambaHeads(heads=6, head_dim=64, groups=2, state_size=128)
+_DELTA: Final = DeltaConfig(num_key_heads=2, num_value_heads=6, key_dim=128, value_dim=128)
+_TILED: Final = DeltaConfig(
+    num_key_heads=2, num_value_heads=4, key_dim=64, value_dim=96, is_tiled=True
+)
+_MAMBA: Final = MambaConfig(num_heads=6, head_dim=64, num_groups=2, state_size=128, norm_eps=_EPS)
 # Two of one state, which stays; one that is not kept.
 _OTHER_SLOTS: Final = (
     *(SequenceCase(1, 1, False, ((0, 2),)), SequenceCase(1, 1, False, ((0, 4),))),
@@ -61,21 +63,20 @@ def _difference(bench: Workbench, got: list[DeviceArray], want: list[DeviceArray
     return 0.0 if same else float("inf")
 
 
-def _delta_net(sequences: tuple[SequenceCase, ...], heads: DeltaHeads, bench: Workbench) -> float:
-    rows, inner = len(sequences), heads.value_heads * heads.value_dim
-    channels = 2 * heads.key_heads * heads.key_dim + inner
+def _delta_net(sequences: tuple[SequenceCase, ...], heads: DeltaConfig, bench: Workbench) -> float:
+    rows, inner, channels = len(sequences), heads.value_features, heads.mixed_features
     x, gate = (activation(bench, random_values(rows, size)) for size in (channels, inner))
-    gates = activation(bench, random_values(rows, 2 * heads.value_heads))
+    gates = activation(bench, random_values(rows, 2 * heads.num_value_heads))
     rates = DeltaRates(
-        columns_of(gates, 0, heads.value_heads),
-        columns_of(gates, heads.value_heads, 2 * heads.value_heads),
-        array_of(bench, -np.exp(random_values(1, heads.value_heads)[0])),
-        array_of(bench, random_values(1, heads.value_heads)[0]),
+        columns_of(gates, 0, heads.num_value_heads),
+        columns_of(gates, heads.num_value_heads, 2 * heads.num_value_heads),
+        array_of(bench, -np.exp(random_values(1, heads.num_value_heads)[0])),
+        array_of(bench, random_values(1, heads.num_value_heads)[0]),
     )
     taps = array_of(bench, random_values(channels, _WIDTH))
     norm = array_of(bench, random_values(1, heads.value_dim)[0])
     inputs = states_of(sequences, (_WIDTH - 1, channels))
-    states = states_of(sequences, (heads.value_heads, heads.key_dim, heads.value_dim))
+    states = states_of(sequences, (heads.num_value_heads, heads.key_dim, heads.value_dim))
     filled, batch = random_values(rows, inner), batch_of(bench, sequences)
 
     def arrays() -> tuple[DeviceArray, DeviceArray, Activation]:
@@ -87,12 +88,12 @@ def _delta_net(sequences: tuple[SequenceCase, ...], heads: DeltaHeads, bench: Wo
     results = array_of(bench, random_values(rows, inner))
     kernels.convolve(batch, x, taps, None, own_inputs, convolved, silu=True)
     kernels.gated_delta(batch, heads, convolved, rates, own_states, results, _EPS)
-    kernels.gated_norm(results, gate, norm, heads.value_heads, out, _EPS, gate_first=False)
+    kernels.gated_norm(results, gate, norm, heads.num_value_heads, out, _EPS, gate_first=False)
     assert out.f32 is not None
     want = [own_inputs, own_states, out.f32]
 
     own_inputs, own_states, out = arrays()
-    arrived = array_of(bench, np.zeros(rows * heads.key_heads, np.uint32))
+    arrived = array_of(bench, np.zeros(rows * heads.num_key_heads, np.uint32))
     DecodeKernels(bench.device.library).delta_net(
         *(batch, heads, x, taps, rates, gate, norm),
         *((own_inputs, own_states), arrived, out, _EPS),
@@ -102,16 +103,16 @@ def _delta_net(sequences: tuple[SequenceCase, ...], heads: DeltaHeads, bench: Wo
 
 
 def _mamba(sequences: tuple[SequenceCase, ...], norms: bool, bench: Workbench) -> float:
-    heads, rows, inner = _MAMBA, len(sequences), _MAMBA.heads * _MAMBA.head_dim
-    channels = inner + 2 * heads.groups * heads.state_size
+    heads, rows = _MAMBA, len(sequences)
+    inner, channels = heads.inner_features, heads.mixed_features
     x = activation(bench, random_values(rows, channels))
-    dt = activation(bench, random_values(rows, heads.heads))
-    a = array_of(bench, -np.exp(random_values(1, heads.heads)[0]))
-    d, offset = (array_of(bench, random_values(1, heads.heads)[0]) for _ in range(2))
+    dt = activation(bench, random_values(rows, heads.num_heads))
+    a = array_of(bench, -np.exp(random_values(1, heads.num_heads)[0]))
+    d, offset = (array_of(bench, random_values(1, heads.num_heads)[0]) for _ in range(2))
     taps = array_of(bench, random_values(channels, _WIDTH))
     bias = array_of(bench, random_values(1, channels)[0])
     inputs = states_of(sequences, (_WIDTH - 1, channels))
-    states = states_of(sequences, (heads.heads, heads.head_dim, heads.state_size))
+    states = states_of(sequences, (heads.num_heads, heads.head_dim, heads.state_size))
     filled, batch = random_values(rows, inner), batch_of(bench, sequences)
     gate, norm = activation(bench, filled + 1), array_of(bench, random_values(1, inner)[0])
 
@@ -126,12 +127,12 @@ def _mamba(sequences: tuple[SequenceCase, ...], norms: bool, bench: Workbench) -
     kernels.mamba(batch, heads, convolved, rates, d, own_states, out)
     normed = Activation(Forms(), rows, inner, f32=of_groups)
     if norms:
-        kernels.gated_norm(out, gate, norm, heads.groups, normed, _EPS, gate_first=True)
+        kernels.gated_norm(out, gate, norm, heads.num_groups, normed, _EPS, gate_first=True)
 
     got = own_inputs, own_states, out, of_groups = arrays()
     normed = replace(normed, f32=of_groups)
     of_last = GroupNorm(gate=gate, weight=norm, out=normed, eps=_EPS)
-    arrived = array_of(bench, np.zeros(rows * heads.groups, np.uint32))
+    arrived = array_of(bench, np.zeros(rows * heads.num_groups, np.uint32))
     DecodeKernels(bench.device.library).mamba(
         *(batch, heads, x, taps, bias, rates, d, (own_inputs, own_states), arrived, out),
         of_last if norms else None,

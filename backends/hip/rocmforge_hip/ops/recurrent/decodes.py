@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from rocmforge.models.layer_config import DeltaConfig, MambaConfig
 from rocmforge_hip.device.kernel import Kernel
 from rocmforge_hip.device.library import KernelLibrary
 from rocmforge_hip.device.memory import DeviceArray
-from rocmforge_hip.device.recurrent import DeltaHeads, MambaHeads, RecurrentBatch
+from rocmforge_hip.device.recurrent import RecurrentBatch
 from rocmforge_hip.kernels import recurrent as kernels
 from rocmforge_hip.ops.activations import Activation, Forms
 from rocmforge_hip.ops.operands import f32_of
@@ -55,23 +56,24 @@ class DecodeKernels:
         self._deltas_at_once = _at_once(self._delta)
         self._mambas_at_once = _at_once(self._mamba)
 
-    def takes_delta(self, heads: DeltaHeads, sequences: int, compute_units: int) -> bool:
+    def takes_delta(self, heads: DeltaConfig, sequences: int, compute_units: int) -> bool:
         """Returns whether a block has room for a head, and the device for all blocks at once.
 
         A block waits for its convolution. If others are to follow, several launches keep more of
         the states on their way, and take less time (docs/benchmarks/hybrids.md).
         """
-        blocks = heads.value_heads * sequences
+        blocks = heads.num_value_heads * sequences
         return _fits(self._deltas_at_once, heads.value_dim, blocks, compute_units)
 
-    def takes_mamba(self, heads: MambaHeads, sequences: int, compute_units: int) -> bool:
+    def takes_mamba(self, heads: MambaConfig, sequences: int, compute_units: int) -> bool:
         """Returns the same of heads of Mamba-2."""
-        return _fits(self._mambas_at_once, heads.head_dim, heads.heads * sequences, compute_units)
+        blocks = heads.num_heads * sequences
+        return _fits(self._mambas_at_once, heads.head_dim, blocks, compute_units)
 
     def delta_net(
         self,
         batch: RecurrentBatch,
-        heads: DeltaHeads,
+        heads: DeltaConfig,
         x: Activation,
         taps: DeviceArray,
         rates: DeltaRates,
@@ -101,10 +103,10 @@ class DecodeKernels:
         channels, width = taps.shape
         assert batch.longest == 1
         assert inputs.shape[1:] == (width - 1, channels)
-        assert state.shape[1:] == (heads.value_heads, heads.key_dim, heads.value_dim)
-        assert arrived.shape[0] >= batch.count * heads.key_heads
+        assert state.shape[1:] == (heads.num_value_heads, heads.key_dim, heads.value_dim)
+        assert arrived.shape[0] >= batch.count * heads.num_key_heads
         self._delta.launch(
-            (heads.value_heads, batch.count, 1),
+            (heads.num_value_heads, batch.count, 1),
             _threads(heads.value_dim),
             x=f32_of(x),
             filter=taps,
@@ -118,19 +120,19 @@ class DecodeKernels:
             out=out,
             x_stride=stride_of(x),
             z_stride=stride_of(gate),
-            key_heads=heads.key_heads,
-            value_heads=heads.value_heads,
+            key_heads=heads.num_key_heads,
+            value_heads=heads.num_value_heads,
             key_dim=heads.key_dim,
             value_dim=heads.value_dim,
             width=width,
-            tiled_heads=int(heads.tiled),
+            tiled_heads=int(heads.is_tiled),
             eps=eps,
         )
 
     def mamba(
         self,
         batch: RecurrentBatch,
-        heads: MambaHeads,
+        heads: MambaConfig,
         x: Activation,
         taps: DeviceArray,
         taps_bias: DeviceArray | None,
@@ -160,11 +162,11 @@ class DecodeKernels:
         channels, width = taps.shape
         assert batch.longest == 1
         assert inputs.shape[1:] == (width - 1, channels)
-        assert state.shape[1:] == (heads.heads, heads.head_dim, heads.state_size)
-        assert arrived.shape[0] >= batch.count * heads.groups
-        features = heads.heads * heads.head_dim // heads.groups
+        assert state.shape[1:] == (heads.num_heads, heads.head_dim, heads.state_size)
+        assert arrived.shape[0] >= batch.count * heads.num_groups
+        dim = heads.inner_features // heads.num_groups
         self._mamba.launch(
-            (heads.heads, batch.count, 1),
+            (heads.num_heads, batch.count, 1),
             _threads(heads.head_dim),
             x=f32_of(x),
             filter=taps,
@@ -177,16 +179,16 @@ class DecodeKernels:
             arrived=arrived,
             out=out,
             x_stride=stride_of(x),
-            heads=heads.heads,
+            heads=heads.num_heads,
             head_dim=heads.head_dim,
-            groups=heads.groups,
+            groups=heads.num_groups,
             state_size=heads.state_size,
             width=width,
             z=None if norm is None else f32_of(norm.gate),
             norm=None if norm is None else norm.weight,
             normed=_NOT_NORMED if norm is None else norm.out,
             z_stride=0 if norm is None else stride_of(norm.gate),
-            norm_threads=0 if norm is None else gated_norm_threads(features, self._wave),
+            norm_threads=0 if norm is None else gated_norm_threads(dim, self._wave),
             eps=0.0 if norm is None else norm.eps,
         )
 

@@ -6,16 +6,11 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from rocmforge.backend.step import MAX_KEPT_STATES
+from rocmforge.models.layer_config import DeltaConfig, MambaConfig
 from rocmforge_hip.device.constants import STATE_CHUNK, STATE_CHUNK_COLUMNS, STATE_CHUNK_DIM
 from rocmforge_hip.device.library import KernelLibrary
 from rocmforge_hip.device.memory import DeviceArray
-from rocmforge_hip.device.recurrent import (
-    DeltaHeads,
-    DeltaScratch,
-    MambaHeads,
-    MambaScratch,
-    RecurrentBatch,
-)
+from rocmforge_hip.device.recurrent import DeltaScratch, MambaScratch, RecurrentBatch
 from rocmforge_hip.kernels import recurrent as kernels
 from rocmforge_hip.ops.activations import Activation
 from rocmforge_hip.ops.operands import f32_of
@@ -145,7 +140,7 @@ class RecurrentKernels:
     def gated_delta(
         self,
         batch: RecurrentBatch,
-        heads: DeltaHeads,
+        heads: DeltaConfig,
         qkv: Activation,
         rates: DeltaRates,
         state: DeviceArray,
@@ -166,20 +161,20 @@ class RecurrentKernels:
             scratch: Of `DeltaScratch.plan`, for long sequences to be taken in chunks.
         """
         assert heads.key_dim <= MAX_STATE_DIM
-        assert state.shape[1:] == (heads.value_heads, heads.key_dim, heads.value_dim)
+        assert state.shape[1:] == (heads.num_value_heads, heads.key_dim, heads.value_dim)
         of_all: dict[str, Any] = {
             "qkv": f32_of(qkv),
             "batch": batch,
             "qkv_stride": stride_of(qkv),
-            "key_heads": heads.key_heads,
-            "value_heads": heads.value_heads,
-            "tiled_heads": int(heads.tiled),
+            "key_heads": heads.num_key_heads,
+            "value_heads": heads.num_value_heads,
+            "tiled_heads": int(heads.is_tiled),
         }
         if scratch is not None and batch.longest >= _LEAST_CHUNKED:
             assert heads.key_dim == heads.value_dim == STATE_CHUNK_DIM
             assert scratch.scores.shape[0] >= qkv.rows // STATE_CHUNK + batch.count
             self._solve.launch(
-                (heads.value_heads, ceil_div(batch.longest, STATE_CHUNK), batch.count),
+                (heads.num_value_heads, ceil_div(batch.longest, STATE_CHUNK), batch.count),
                 _CHUNK_WAVES * self._wave,
                 **of_all,
                 **rates.arguments(),
@@ -187,7 +182,7 @@ class RecurrentKernels:
                 eps=eps,
             )
             self._delta_chunks.launch(
-                (heads.value_dim // STATE_CHUNK_COLUMNS, heads.value_heads, batch.count),
+                (heads.value_dim // STATE_CHUNK_COLUMNS, heads.num_value_heads, batch.count),
                 _CHUNK_WAVES * self._wave,
                 **of_all,
                 chunks=scratch,
@@ -196,7 +191,7 @@ class RecurrentKernels:
             )
             return
         self._delta.launch(
-            (ceil_div(heads.value_dim, STATE_COLUMNS), heads.value_heads, batch.count),
+            (ceil_div(heads.value_dim, STATE_COLUMNS), heads.num_value_heads, batch.count),
             STATE_THREADS,
             **of_all,
             **rates.arguments(),
@@ -210,7 +205,7 @@ class RecurrentKernels:
     def mamba(
         self,
         batch: RecurrentBatch,
-        heads: MambaHeads,
+        heads: MambaConfig,
         x_bc: Activation,
         rates: MambaRates,
         d: DeviceArray,
@@ -231,28 +226,28 @@ class RecurrentKernels:
             scratch: Of `MambaScratch.plan`, for long sequences to be taken in chunks.
         """
         assert heads.state_size <= MAX_STATE_DIM
-        assert state.shape[1:] == (heads.heads, heads.head_dim, heads.state_size)
+        assert state.shape[1:] == (heads.num_heads, heads.head_dim, heads.state_size)
         of_all: dict[str, Any] = {
             "x_bc": f32_of(x_bc),
             "batch": batch,
             "x_stride": stride_of(x_bc),
-            "heads": heads.heads,
+            "heads": heads.num_heads,
             "head_dim": heads.head_dim,
-            "groups": heads.groups,
+            "groups": heads.num_groups,
         }
         if scratch is not None and batch.longest >= _LEAST_CHUNKED:
             assert heads.state_size == STATE_CHUNK_DIM
             assert heads.head_dim % STATE_CHUNK_COLUMNS == 0
             assert scratch.scores.shape[0] >= x_bc.rows // STATE_CHUNK + batch.count
             self._scores.launch(
-                (heads.heads, ceil_div(batch.longest, STATE_CHUNK), batch.count),
+                (heads.num_heads, ceil_div(batch.longest, STATE_CHUNK), batch.count),
                 _CHUNK_WAVES * self._wave,
                 **of_all,
                 **rates.arguments(),
                 chunks=scratch,
             )
             self._mamba_chunks.launch(
-                (heads.head_dim // STATE_CHUNK_COLUMNS, heads.heads, batch.count),
+                (heads.head_dim // STATE_CHUNK_COLUMNS, heads.num_heads, batch.count),
                 _CHUNK_WAVES * self._wave,
                 **of_all,
                 d=d,
@@ -262,7 +257,7 @@ class RecurrentKernels:
             )
             return
         self._mamba.launch(
-            (ceil_div(heads.head_dim, STATE_COLUMNS), heads.heads, batch.count),
+            (ceil_div(heads.head_dim, STATE_COLUMNS), heads.num_heads, batch.count),
             STATE_THREADS,
             **of_all,
             **rates.arguments(),

@@ -11,7 +11,7 @@ from rocmforge.models.weights import present
 from rocmforge_hip.device.constants import QUANT_BLOCK
 from rocmforge_hip.device.library import KernelLibrary
 from rocmforge_hip.device.memory import DeviceArray
-from rocmforge_hip.device.recurrent import DeltaHeads, MambaHeads, RecurrentBatch
+from rocmforge_hip.device.recurrent import RecurrentBatch
 from rocmforge_hip.ops.activations import Activation, ActivationArrays, Forms
 from rocmforge_hip.ops.linear.products import LinearKernels
 from rocmforge_hip.ops.operands import empty, f32_of, optional_vector, vector_of
@@ -84,20 +84,19 @@ class RecurrentLayers:
         """Does as `Ops.delta_net` says."""
         rule, arrays = present(self._config.layers[layer].delta), self._arena.delta_rule
         assert arrays is not None, "the model has no Gated DeltaNet"
-        heads, (inputs, state) = DeltaHeads.of(rule), self._states[layer]
+        inputs, state = self._states[layer]
         eps = self._config.norm_eps
         taps, norm = _taps(delta.filter, inputs), vector_of(delta.norm, rule.value_dim)
-        decay, offset = (
-            vector_of(vector, heads.value_heads) for vector in (delta.decay, delta.time_offset)
-        )
+        heads = rule.num_value_heads
+        decay, offset = (vector_of(vector, heads) for vector in (delta.decay, delta.time_offset))
         of_states = DeltaRates(*rates, decay, offset)
         out = self._multiplied(x.rows, rule.value_features, rule.value_dim)
         batches = list(_batches(step))
-        takes = self._decodes.takes_delta(heads, step.shape.sequences, self._compute_units)
+        takes = self._decodes.takes_delta(rule, step.shape.sequences, self._compute_units)
         if takes and self._in_one_launch(step, batches):
             for batch in batches:
                 self._decodes.delta_net(
-                    *(batch, heads, x, taps, of_states, gate, norm, (inputs, state)),
+                    *(batch, rule, x, taps, of_states, gate, norm, (inputs, state)),
                     *(arrays.arrived, out, eps),
                 )
             return out
@@ -107,9 +106,9 @@ class RecurrentLayers:
         for batch in batches:
             self._kernels.convolve(batch, x, taps, None, inputs, convolved, silu=True)
             self._kernels.gated_delta(
-                *(batch, heads, convolved, of_states, state, results, eps, arrays.scratch)
+                *(batch, rule, convolved, of_states, state, results, eps, arrays.scratch)
             )
-        self._kernels.gated_norm(results, gate, norm, heads.value_heads, out, eps, gate_first=False)
+        self._kernels.gated_norm(results, gate, norm, heads, out, eps, gate_first=False)
         return out
 
     def mamba(
@@ -118,26 +117,26 @@ class RecurrentLayers:
         """Does as `Ops.mamba` says."""
         config, arrays = present(self._config.layers[layer].mamba), self._arena.mamba
         assert arrays is not None, "the model has no Mamba-2"
-        heads, (inputs, state) = MambaHeads.of(config), self._states[layer]
-        inner, mixed, num_heads = config.inner_features, config.mixed_features, config.num_heads
-        gate, dt = _columns(x, 0, inner), _columns(x, inner + mixed, num_heads)
+        inputs, state = self._states[layer]
+        inner, mixed, heads = config.inner_features, config.mixed_features, config.num_heads
+        gate, dt = _columns(x, 0, inner), _columns(x, inner + mixed, heads)
         results = arrays.results.first(x.rows, inner)
         taps, bias = _taps(mamba.filter, inputs), optional_vector(mamba.filter_bias, mixed)
         own, batches = _columns(x, inner, mixed), list(_batches(step))
         decay, offset, skip = (
-            vector_of(vector, num_heads) for vector in (mamba.decay, mamba.time_offset, mamba.skip)
+            vector_of(vector, heads) for vector in (mamba.decay, mamba.time_offset, mamba.skip)
         )
         rates = MambaRates(dt, decay, offset)
         groups, norm = config.num_groups, vector_of(mamba.norm, inner)
         out = self._multiplied(x.rows, inner, inner // groups)
-        takes = self._decodes.takes_mamba(heads, step.shape.sequences, self._compute_units)
+        takes = self._decodes.takes_mamba(config, step.shape.sequences, self._compute_units)
         if takes and self._in_one_launch(step, batches):
             of_groups = None
             if step.variant.norms_states and arrays.squares is None:
                 of_groups = GroupNorm(gate=gate, weight=norm, out=out, eps=config.norm_eps)
             for batch in batches:
                 self._decodes.mamba(
-                    *(batch, heads, own, taps, bias, rates, skip),
+                    *(batch, config, own, taps, bias, rates, skip),
                     *((inputs, state), arrays.arrived, results, of_groups),
                 )
             if of_groups is not None:
@@ -148,8 +147,7 @@ class RecurrentLayers:
             for batch in batches:
                 self._kernels.convolve(batch, own, taps, bias, inputs, convolved, silu=True)
                 self._kernels.mamba(
-                    *(batch, heads, convolved, rates, skip, state, results),
-                    arrays.scratch,
+                    *(batch, config, convolved, rates, skip, state, results, arrays.scratch)
                 )
         if arrays.squares is not None:
             assert self._joint_norm is not None, "other devices have the rest of each row"
