@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from rocmforge.models.config import ModelConfig, NormKind
 from rocmforge_hip.device.driver import Dim3
@@ -100,28 +100,23 @@ class RmsNorms:
         assert bias is None
         assert total is residual.f32, "the kernel writes the sum to the place of the residual"
         assert (residual.rows, residual.features) == (delta.rows, delta.features)
+        arguments: dict[str, Any] = {
+            "delta": f32_of(delta),
+            "residual": f32_of(residual),
+            "post_weight": optional_vector(post_norm, residual.features),
+            "out": out,
+            "hidden_size": residual.features,
+            "eps": self.eps,
+        }
         if weight is None:
             assert scale is None
-            self._add.launch(
-                *row_blocks(residual),
-                delta=f32_of(delta),
-                residual=f32_of(residual),
-                post_weight=optional_vector(post_norm, residual.features),
-                out=out,
-                hidden_size=residual.features,
-                eps=self.eps,
-            )
+            self._add.launch(*row_blocks(residual), **arguments)
             return
         self._add_norm.launch(
             *row_blocks(residual),
-            delta=f32_of(delta),
-            residual=f32_of(residual),
-            post_weight=optional_vector(post_norm, residual.features),
+            **arguments,
             scale=optional_vector(scale, 1),
             weight=vector_of(weight, residual.features),
-            out=out,
-            hidden_size=residual.features,
-            eps=self.eps,
         )
 
     def adds_splits(self, features: int) -> bool:

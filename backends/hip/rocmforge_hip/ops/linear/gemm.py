@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from rocmforge_hip.device.constants import GEMM_COLUMNS, NOT_GATED, WIDE_GEMM_ROWS
 from rocmforge_hip.device.library import KernelLibrary
@@ -97,45 +97,26 @@ class GemmKernels:
             ceil_div(matrix.stored_rows, GEMM_COLUMNS),
             shape.splits,
         )
+        arguments: dict[str, Any] = {
+            "weight": matrix.data,
+            "x": self._forms.half(x),
+            "bias": bias,
+            "up_bias": up_bias,
+            "out": out.f32,
+            "out_half": out.f16,
+            "partial": partial,
+            "rows": x.rows,
+            "out_features": matrix.out_features,
+            "quant_blocks": matrix.quant_blocks,
+            "activation": gate,
+            "split_quant_blocks": shape.split_quant_blocks,
+        }
         if wide is not None and shape.tile_rows == WIDE_GEMM_ROWS:
-            wide.launch(
-                grid,
-                wide.max_threads,
-                weight=matrix.data,
-                x=self._forms.half(x),
-                bias=bias,
-                up_bias=up_bias,
-                out=out.f32,
-                out_half=out.f16,
-                partial=partial,
-                rows=x.rows,
-                out_features=matrix.out_features,
-                quant_blocks=matrix.quant_blocks,
-                activation=gate,
-                split_quant_blocks=shape.split_quant_blocks,
-            )
+            wide.launch(grid, wide.max_threads, **arguments)
             return out
         kernel = self._gemms[matrix.format.name, self._tile_rows(x.rows, matrix, shape)]
-        kernel.launch(
-            grid,
-            kernel.max_threads,
-            weight=matrix.data,
-            places=None,
-            x=self._forms.half(x),
-            tiles=None,
-            sources=None,
-            bias=bias,
-            up_bias=up_bias,
-            out=out.f32,
-            out_half=out.f16,
-            partial=partial,
-            expert_bytes=0,
-            rows=x.rows,
-            out_features=matrix.out_features,
-            quant_blocks=matrix.quant_blocks,
-            activation=gate,
-            split_quant_blocks=shape.split_quant_blocks,
-        )
+        no_groups: dict[str, Any] = {"places": None, "tiles": None, "sources": None}
+        kernel.launch(grid, kernel.max_threads, **arguments, **no_groups, expert_bytes=0)
         if partial is None:
             return out
         if leaves_splits and matrix.stored_rows == matrix.out_features:

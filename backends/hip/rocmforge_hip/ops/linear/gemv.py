@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 from rocmforge_hip.device.library import KernelLibrary
 from rocmforge_hip.device.memory import DeviceArray
@@ -45,35 +45,23 @@ class GemvKernels:
         out = result.float32(x.rows, matrix.out_features)
         grid = (matrix.stored_rows // GEMV_OUTPUTS, 1, 1)
         threads, name = gemv_threads(matrix.quant_blocks), matrix.format.name
+        arguments: dict[str, Any] = {
+            "weight": matrix.data,
+            "bias": bias,
+            "out": out,
+            "rows": x.rows,
+            "out_features": matrix.out_features,
+            "quant_blocks": matrix.quant_blocks,
+            "activation": gate,
+        }
         if matrix.format.is_quantised:
             q, scale = self._forms.int8(x)
             self.quantised[name, most_rows(x.rows * self._forms.slices)].launch(
-                grid,
-                threads,
-                weight=matrix.data,
-                q=q,
-                scale=scale,
-                bias=bias,
-                out=out,
-                rows=x.rows,
-                slices=self._forms.slices,
-                out_features=matrix.out_features,
-                quant_blocks=matrix.quant_blocks,
-                activation=gate,
+                *(grid, threads), **arguments, q=q, scale=scale, slices=self._forms.slices
             )
         else:
-            self._of_floats[name, most_rows(x.rows)].launch(
-                grid,
-                threads,
-                weight=matrix.data,
-                x=f32_of(x),
-                bias=bias,
-                out=out,
-                rows=x.rows,
-                out_features=matrix.out_features,
-                quant_blocks=matrix.quant_blocks,
-                activation=gate,
-            )
+            kernel = self._of_floats[name, most_rows(x.rows)]
+            kernel.launch(grid, threads, **arguments, x=f32_of(x))
         return Activation(result, x.rows, matrix.out_features, f32=out)
 
 

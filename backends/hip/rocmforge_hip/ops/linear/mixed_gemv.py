@@ -175,34 +175,24 @@ class MixedGemvKernels:
         q, scale = self._forms.int8(x)
         stored_rows = sum(matrix.stored_rows for matrix in results)
         quant_blocks = x.features // QUANT_BLOCK
+        arguments: dict[str, Any] = {
+            "first": first,
+            "second": second,
+            "third": third,
+            "q": q,
+            "scale": scale,
+            "quant_blocks": quant_blocks,
+        }
         launched = (stored_rows // GEMV_OUTPUTS, 1, 1), gemv_threads(quant_blocks)
         if is_norm_later(x):
             assert self._completing is not None
             kernel = self._completing[0]
             if self._streamed is not None and self._streamed.takes(results):
                 kernel, launched = self._streamed.mixed(launched[0][0])
-            kernel.launch(
-                *launched,
-                first=first,
-                second=second,
-                third=third,
-                q=q,
-                scale=scale,
-                quant_blocks=quant_blocks,
-                squares=x.squares,
-                eps=x.eps,
-            )
+            kernel.launch(*launched, **arguments, squares=x.squares, eps=x.eps)
             return results
         self._mixed[most_rows(x.rows * self._forms.slices)].launch(
-            *launched,
-            first=first,
-            second=second,
-            third=third,
-            q=q,
-            scale=scale,
-            rows=x.rows,
-            slices=self._forms.slices,
-            quant_blocks=quant_blocks,
+            *launched, **arguments, rows=x.rows, slices=self._forms.slices
         )
         return results
 
@@ -212,38 +202,26 @@ class MixedGemvKernels:
         out = self._empty_product(x.rows, part)
         self._forms.give_int8(out)
         q, scale = self._forms.int8(x)
+        arguments: dict[str, Any] = {
+            "weight": matrix.data,
+            "q": q,
+            "scale": scale,
+            "out": out,
+            "out_features": matrix.out_features,
+            "quant_blocks": matrix.quant_blocks,
+            "activation": gate,
+            "format": FORMAT_NUMBERS[matrix.format.name],
+        }
         launched = (matrix.out_features // QUANT_BLOCK, 1, 1), gemv_threads(matrix.quant_blocks)
         if is_norm_later(x):
             assert self._completing is not None
             kernel = self._completing[1]
             if self._streamed is not None and self._streamed.takes_gated(matrix):
                 kernel, launched = self._streamed.gated(launched[0][0])
-            kernel.launch(
-                *launched,
-                weight=matrix.data,
-                q=q,
-                scale=scale,
-                out=out,
-                out_features=matrix.out_features,
-                quant_blocks=matrix.quant_blocks,
-                activation=gate,
-                format=FORMAT_NUMBERS[matrix.format.name],
-                squares=x.squares,
-                eps=x.eps,
-            )
+            kernel.launch(*launched, **arguments, squares=x.squares, eps=x.eps)
             return out
         self._gated[most_rows(x.rows * self._forms.slices)].launch(
-            *launched,
-            weight=matrix.data,
-            q=q,
-            scale=scale,
-            out=out,
-            rows=x.rows,
-            slices=self._forms.slices,
-            out_features=matrix.out_features,
-            quant_blocks=matrix.quant_blocks,
-            activation=gate,
-            format=FORMAT_NUMBERS[matrix.format.name],
+            *launched, **arguments, rows=x.rows, slices=self._forms.slices
         )
         return out
 
