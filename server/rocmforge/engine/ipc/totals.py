@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Final, Literal, get_type_hints
 
 import msgspec
@@ -30,14 +30,21 @@ class Family:
     unit: float = 1
     method: Literal["", "prompt_lookup", "draft_model", "mtp"] = ""
     is_cost: bool = False
-    is_vllms: bool = True
+    is_vllms: bool = False
 
 
-_DRAFTS: Final = ("spec_decode_num_drafts", "Times that draft tokens of a sequence were checked.")
-_DRAFTED: Final = ("spec_decode_num_draft_tokens", "Draft tokens that were checked.")
-_ACCEPTED: Final = (
+_DRAFTS: Final = Family(
+    "spec_decode_num_drafts",
+    "Times that draft tokens of a sequence were checked.",
+    is_vllms=True,
+)
+_DRAFTED: Final = Family(
+    "spec_decode_num_draft_tokens", "Draft tokens that were checked.", is_vllms=True
+)
+_ACCEPTED: Final = Family(
     "spec_decode_num_accepted_tokens",
     "Draft tokens that were accepted: the model drew them too.",
+    is_vllms=True,
 )
 
 
@@ -50,68 +57,52 @@ class Totals(msgspec.Struct, array_like=True, gc=False, kw_only=True):
 
     prefill_tokens: int = 0  # computed, without what the prefix cache gave
     decode_tokens: int = 0
-    steps: Annotated[int, Family("engine_steps", "Forward passes.", is_vllms=False)] = 0
-    preemptions: Annotated[int, Family("num_preemptions", "Preemptions.")] = 0
+    steps: Annotated[int, Family("engine_steps", "Forward passes.")] = 0
+    preemptions: Annotated[int, Family("num_preemptions", "Preemptions.", is_vllms=True)] = 0
     prefix_query_tokens: Annotated[
-        int, Family("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.")
-    ] = 0
-    prefix_hit_tokens: Annotated[
-        int, Family("prefix_cache_hits", "Prompt tokens found in the prefix cache.")
-    ] = 0
-    state_snapshots_taken: Annotated[
-        int,
-        Family("state_snapshots_taken", "Snapshots of states that were taken.", is_vllms=False),
-    ] = 0
-    state_snapshots_evicted: Annotated[
         int,
         Family(
-            "state_snapshots_evicted",
-            "Snapshots of states that made room for others.",
-            is_vllms=False,
+            "prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", is_vllms=True
         ),
     ] = 0
-    device_ns: Annotated[
-        int, Family("engine_device_seconds", "Time the device was busy.", NS, is_vllms=False)
+    prefix_hit_tokens: Annotated[
+        int, Family("prefix_cache_hits", "Prompt tokens found in the prefix cache.", is_vllms=True)
     ] = 0
+    state_snapshots_taken: Annotated[
+        int, Family("state_snapshots_taken", "Snapshots of states that were taken.")
+    ] = 0
+    state_snapshots_evicted: Annotated[
+        int, Family("state_snapshots_evicted", "Snapshots of states that made room for others.")
+    ] = 0
+    device_ns: Annotated[int, Family("engine_device_seconds", "Time the device was busy.", NS)] = 0
     host_processed_rows: Annotated[
         int,
         Family(
             "host_processed_rows",
             "Rows of logits that went to the host, because a processor is not compiled.",
-            is_vllms=False,
         ),
     ] = 0
     image_tiles: Annotated[
-        int, Family("image_tiles", "Tiles of images that the tower computed.", is_vllms=False)
+        int, Family("image_tiles", "Tiles of images that the tower computed.")
     ] = 0
     images_found: Annotated[
         int,
-        Family(
-            "image_tiles_found",
-            "Tiles of images that were shown before, and cost no tower.",
-            is_vllms=False,
-        ),
+        Family("image_tiles_found", "Tiles of images that were shown before, and cost no tower."),
     ] = 0
     tower_ns: Annotated[
-        int, Family("tower_seconds", "Time the device was busy with images.", NS, is_vllms=False)
+        int, Family("tower_seconds", "Time the device was busy with images.", NS)
     ] = 0
-    drafts: Annotated[int, Family(*_DRAFTS, method="prompt_lookup")] = 0
-    drafted_tokens: Annotated[int, Family(*_DRAFTED, method="prompt_lookup")] = 0
-    accepted_tokens: Annotated[int, Family(*_ACCEPTED, method="prompt_lookup")] = 0
-    model_drafts: Annotated[int, Family(*_DRAFTS, method="draft_model")] = 0
-    model_drafted_tokens: Annotated[int, Family(*_DRAFTED, method="draft_model")] = 0
-    model_accepted_tokens: Annotated[int, Family(*_ACCEPTED, method="draft_model")] = 0
-    predictor_drafts: Annotated[int, Family(*_DRAFTS, method="mtp")] = 0
-    predictor_drafted_tokens: Annotated[int, Family(*_DRAFTED, method="mtp")] = 0
-    predictor_accepted_tokens: Annotated[int, Family(*_ACCEPTED, method="mtp")] = 0
+    drafts: Annotated[int, replace(_DRAFTS, method="prompt_lookup")] = 0
+    drafted_tokens: Annotated[int, replace(_DRAFTED, method="prompt_lookup")] = 0
+    accepted_tokens: Annotated[int, replace(_ACCEPTED, method="prompt_lookup")] = 0
+    model_drafts: Annotated[int, replace(_DRAFTS, method="draft_model")] = 0
+    model_drafted_tokens: Annotated[int, replace(_DRAFTED, method="draft_model")] = 0
+    model_accepted_tokens: Annotated[int, replace(_ACCEPTED, method="draft_model")] = 0
+    predictor_drafts: Annotated[int, replace(_DRAFTS, method="mtp")] = 0
+    predictor_drafted_tokens: Annotated[int, replace(_DRAFTED, method="mtp")] = 0
+    predictor_accepted_tokens: Annotated[int, replace(_ACCEPTED, method="mtp")] = 0
     model_draft_ns: Annotated[
-        int,
-        Family(
-            "draft_model_seconds",
-            "Time that the draft model took, or the predictor.",
-            NS,
-            is_vllms=False,
-        ),
+        int, Family("draft_model_seconds", "Time that the draft model took, or the predictor.", NS)
     ] = 0
     read_bytes: Annotated[
         int,
@@ -119,7 +110,6 @@ class Totals(msgspec.Struct, array_like=True, gc=False, kw_only=True):
             "engine_read_bytes",
             "Bytes of weights, KV cache and states that steps had to read, each once.",
             is_cost=True,
-            is_vllms=False,
         ),
     ] = 0
     launches: Annotated[
@@ -128,7 +118,6 @@ class Totals(msgspec.Struct, array_like=True, gc=False, kw_only=True):
             "engine_kernel_launches",
             "Calls that started kernels; a graph of them is one.",
             is_cost=True,
-            is_vllms=False,
         ),
     ] = 0
     gap_ns: Annotated[
@@ -138,46 +127,33 @@ class Totals(msgspec.Struct, array_like=True, gc=False, kw_only=True):
             "Time on the device between steps, while requests were there.",
             NS,
             is_cost=True,
-            is_vllms=False,
         ),
     ] = 0
 
     tier_saved_blocks: Annotated[
-        int,
-        Family(
-            "host_cache_saved_blocks",
-            "KV blocks that were copied to the host's memory.",
-            is_vllms=False,
-        ),
+        int, Family("host_cache_saved_blocks", "KV blocks that were copied to the host's memory.")
     ] = 0
     tier_saved_bytes: Annotated[
-        int,
-        Family("host_cache_saved_bytes", "Bytes of these blocks and of snapshots.", is_vllms=False),
+        int, Family("host_cache_saved_bytes", "Bytes of these blocks and of snapshots.")
     ] = 0
     tier_restored_blocks: Annotated[
         int,
         Family(
             "host_cache_restored_blocks",
             "KV blocks that were copied from the host's memory back to the device.",
-            is_vllms=False,
         ),
     ] = 0
     tier_restored_bytes: Annotated[
-        int,
-        Family(
-            "host_cache_restored_bytes", "Bytes of these blocks and of snapshots.", is_vllms=False
-        ),
+        int, Family("host_cache_restored_bytes", "Bytes of these blocks and of snapshots.")
     ] = 0
     tier_written_blocks: Annotated[
-        int,
-        Family("cache_dir_written_blocks", "KV blocks that were written to files.", is_vllms=False),
+        int, Family("cache_dir_written_blocks", "KV blocks that were written to files.")
     ] = 0
     tier_read_blocks: Annotated[
         int,
         Family(
             "cache_dir_read_blocks",
             "KV blocks that were read from files on their way back to the device.",
-            is_vllms=False,
         ),
     ] = 0
     tier_saved_states: Annotated[
@@ -185,7 +161,6 @@ class Totals(msgspec.Struct, array_like=True, gc=False, kw_only=True):
         Family(
             "host_cache_saved_snapshots",
             "Snapshots of states that were copied to the host's memory.",
-            is_vllms=False,
         ),
     ] = 0
     tier_restored_states: Annotated[
@@ -193,23 +168,17 @@ class Totals(msgspec.Struct, array_like=True, gc=False, kw_only=True):
         Family(
             "host_cache_restored_snapshots",
             "Snapshots of states that were copied from the host's memory back to the device.",
-            is_vllms=False,
         ),
     ] = 0
     tier_written_states: Annotated[
         int,
-        Family(
-            "cache_dir_written_snapshots",
-            "Snapshots of states that were written to files.",
-            is_vllms=False,
-        ),
+        Family("cache_dir_written_snapshots", "Snapshots of states that were written to files."),
     ] = 0
     tier_read_states: Annotated[
         int,
         Family(
             "cache_dir_read_snapshots",
             "Snapshots of states that were read from files on their way back to the device.",
-            is_vllms=False,
         ),
     ] = 0
     tier_refused_files: Annotated[
@@ -217,7 +186,6 @@ class Totals(msgspec.Struct, array_like=True, gc=False, kw_only=True):
         Family(
             "cache_dir_refused_files",
             "Cache files that were not what they should be, and were not used.",
-            is_vllms=False,
         ),
     ] = 0
 
@@ -227,7 +195,6 @@ class Totals(msgspec.Struct, array_like=True, gc=False, kw_only=True):
             "engine_expert_reads",
             "Experts that steps read, each once in a layer, if some are on the host alone.",
             is_cost=True,
-            is_vllms=False,
         ),
     ] = 0
     host_expert_reads: Annotated[
@@ -236,7 +203,6 @@ class Totals(msgspec.Struct, array_like=True, gc=False, kw_only=True):
             "engine_host_expert_reads",
             "Experts that steps read from the host's memory, as they had no seat on the device.",
             is_cost=True,
-            is_vllms=False,
         ),
     ] = 0
     expert_swaps: Annotated[
@@ -245,7 +211,6 @@ class Totals(msgspec.Struct, array_like=True, gc=False, kw_only=True):
             "engine_expert_swaps",
             "Experts that took the seat of another on the device.",
             is_cost=True,
-            is_vllms=False,
         ),
     ] = 0
 
@@ -255,16 +220,12 @@ class Totals(msgspec.Struct, array_like=True, gc=False, kw_only=True):
             "engine_prompt_step_seconds",
             "Time of the steps with prompts, whose time is predicted.",
             NS,
-            is_vllms=False,
         ),
     ] = 0
     predicted_step_ns: Annotated[
         int,
         Family(
-            "engine_predicted_prompt_step_seconds",
-            "Time that was predicted for these steps.",
-            NS,
-            is_vllms=False,
+            "engine_predicted_prompt_step_seconds", "Time that was predicted for these steps.", NS
         ),
     ] = 0
     prediction_error_ns: Annotated[
@@ -273,7 +234,6 @@ class Totals(msgspec.Struct, array_like=True, gc=False, kw_only=True):
             "engine_prompt_step_error_seconds",
             "Differences between the two, each step's without its sign.",
             NS,
-            is_vllms=False,
         ),
     ] = 0
 
