@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from types import MappingProxyType
 from typing import Final
 
@@ -21,6 +20,7 @@ from rocmforge.models.vision.config import ProcessorConfig, ProcessorKind, Resam
 from rocmforge.models.vision.towers import (
     GEMMA4_UNIFIED,
     WITHOUT_PLACES,
+    ReadTower,
     gemma4_tower_config,
     gemma4_unified_config,
     in_whole_numbers,
@@ -233,16 +233,17 @@ def read_config(
     eps = file.get_float(f"{VISION}attention.layer_norm_epsilon")
     if not 0 < eps < 1:
         raise BadGguf(str(file.path), f"the epsilon of norms is {eps}")
+    read = ReadTower(
+        name=file.path.stem,
+        processor=processor,
+        hidden_size=hidden_size,
+        embedding_size=embedding_size,
+        norm_eps=eps,
+    )
     if architecture == GEMMA4_UNIFIED:
         if count := file.get_int(f"{VISION}block_count"):
             raise BadGguf(str(file.path), f"{count} layers in a tower of a kind that has none")
-        return gemma4_unified_config(
-            file.path.stem,
-            processor,
-            hidden_size=hidden_size,
-            embedding_size=embedding_size,
-            row_norm_eps=eps,
-        )
+        return gemma4_unified_config(read)
     activation, heads = _activation(file, processor), _positive(file, "attention.head_count")
     if hidden_size % heads:
         raise BadGguf(str(file.path), f"{heads} heads do not divide {hidden_size} features")
@@ -262,15 +263,10 @@ def read_config(
         else 0,
     )
     count = _positive(file, "block_count", MAX_LAYERS)
-    layers, make = (layer,) * count, siglip_config
     if processor.places and head % 4:
         raise BadGguf(str(file.path), f"{head} elements of a head do not rotate by axes")
-    if processor.kind is ProcessorKind.PIXTRAL:
-        make = pixtral_config
-    if processor.kind is ProcessorKind.GEMMA4:
-        make = gemma4_tower_config
+    read = replace(read, layers=(layer,) * count, activation=activation)
     if architecture:
-        make = partial(qwen_tower_config, architecture=architecture)
         merged = hidden_size * processor.merge**2
         # The last of so many layers sees the whole tile.
         period = _positive(file, "n_wa_pattern", MAX_LAYERS) if processor.window else 1
@@ -282,15 +278,12 @@ def read_config(
             )
             for index, merges in enumerate(_merging_layers(file, count))
         )
-    return make(
-        file.path.stem,
-        processor,
-        layers,
-        hidden_size=hidden_size,
-        embedding_size=embedding_size,
-        norm_eps=eps,
-        activation=activation,
-    )
+        return qwen_tower_config(replace(read, layers=layers), architecture)
+    if processor.kind is ProcessorKind.PIXTRAL:
+        return pixtral_config(read)
+    if processor.kind is ProcessorKind.GEMMA4:
+        return gemma4_tower_config(read)
+    return siglip_config(read)
 
 
 def _of_pictures(file: GgufFile) -> Iterator[str]:

@@ -21,6 +21,7 @@ from rocmforge.models.config import ActivationFunction, ModelConfig
 from rocmforge.models.layer_config import NUM_BOUNDS
 from rocmforge.models.vision.config import ProcessorConfig, VisionConfig
 from rocmforge.models.vision.towers import (
+    ReadTower,
     gemma4_tower_config,
     gemma4_unified_config,
     pixtral_config,
@@ -55,8 +56,8 @@ class TowerType:
     processor: Callable[[JsonObject, JsonObject, JsonObject], ProcessorConfig]
     tower: Callable[[JsonObject, str, ProcessorConfig, int], ModelConfig]
     defaults: Mapping[str, object]  # of the tower, by Transformers' class
-    placeholder_key: str
     placeholder: int  # where a file leaves it out
+    placeholder_key: str = "image_token_id"
     kind: str = ""  # the `model_type` of its towers, if the family has others, too
     in_our_words: Callable[[JsonObject], JsonObject] = lambda vision: vision
     layers_embed: bool = False  # models of the family may have another embedding for each layer
@@ -132,15 +133,16 @@ def _siglip(
         intermediate_size=vision.get_positive("intermediate_size"),
         joint_head_norms=vision.get_bool("use_qk_norm", False) and processor.has_class,
     )
-    return siglip_config(
-        name,
-        processor,
-        (layer,) * num_layers(vision),
+    read = ReadTower(
+        name=name,
+        processor=processor,
+        layers=(layer,) * num_layers(vision),
         hidden_size=vision.get_positive("hidden_size"),
         embedding_size=embedding_size,
         norm_eps=norm_eps(vision, "layer_norm_eps", 1e-6),
         activation=act,
     )
+    return siglip_config(read)
 
 
 def _qwen2_vision(vision: JsonObject) -> JsonObject:
@@ -184,16 +186,16 @@ def _qwen_tower(
             replace(layer, tile_windows=index not in seeing_all)
             for index, layer in enumerate(layers)
         ]
-    return qwen_tower_config(
-        name,
-        processor,
-        tuple(layers),
-        architecture=architecture,
+    read = ReadTower(
+        name=name,
+        processor=processor,
+        layers=tuple(layers),
         hidden_size=hidden_size,
         embedding_size=embedding_size,
         norm_eps=1e-6,
         activation=act,
     )
+    return qwen_tower_config(read, architecture)
 
 
 def _internvl_vision(vision: JsonObject) -> JsonObject:
@@ -230,16 +232,16 @@ def _gemma4_tower(
     if (kind := rope.get_str("rope_type", "axial")) not in ("axial", "default"):
         raise rope.bad("rope_type", f"{kind} is not of such a tower")
     theta = _theta(rope, 100.0)
-    return gemma4_tower_config(
-        name,
-        processor,
-        (layer,) * num_layers(vision),
+    read = ReadTower(
+        name=name,
+        processor=processor,
+        layers=(layer,) * num_layers(vision),
         hidden_size=vision.get_positive("hidden_size"),
         embedding_size=embedding_size,
         norm_eps=norm_eps(vision, "rms_norm_eps", 1e-6),
         activation=activation(vision, "hidden_activation", "gelu_pytorch_tanh"),
-        theta=theta,
     )
+    return gemma4_tower_config(read, theta)
 
 
 def _gemma4_unified_tower(
@@ -249,13 +251,14 @@ def _gemma4_unified_tower(
     size = vision.get_positive("mm_embed_dim")
     if (given := vision.get_positive("output_proj_dims", size)) != size:
         raise vision.bad("output_proj_dims", f"{given}, and hidden states have {size} elements")
-    return gemma4_unified_config(
-        name,
-        processor,
+    read = ReadTower(
+        name=name,
+        processor=processor,
         hidden_size=size,
         embedding_size=embedding_size,
-        row_norm_eps=norm_eps(vision, "rms_norm_eps", 1e-6),
+        norm_eps=norm_eps(vision, "rms_norm_eps", 1e-6),
     )
+    return gemma4_unified_config(read)
 
 
 def _rope(vision: JsonObject) -> JsonObject:
@@ -279,23 +282,22 @@ def _pixtral_tower(
     if layer.key_dim % 4:
         raise vision.bad("num_attention_heads", f"heads of {layer.key_dim} do not rotate by axes")
     theta = _theta(_rope(vision), 10000.0)
-    return pixtral_config(
-        name,
-        processor,
-        (layer,) * num_layers(vision),
+    read = ReadTower(
+        name=name,
+        processor=processor,
+        layers=(layer,) * num_layers(vision),
         hidden_size=vision.get_positive("hidden_size"),
         embedding_size=embedding_size,
         norm_eps=processors.PIXTRAL_EPS,
         activation=act,
-        theta=theta,
     )
+    return pixtral_config(read, theta)
 
 
 _IDEFICS3: Final = TowerType(
     processor=processors.idefics3,
     tower=_siglip,
     defaults=_SIGLIP,
-    placeholder_key="image_token_id",
     placeholder=128257,
 )
 
@@ -323,7 +325,6 @@ _GEMMA4: Final = TowerType(
         "pooling_kernel_size": 3,
         "position_embedding_size": 10240,
     },
-    placeholder_key="image_token_id",
     placeholder=258880,
     kind="gemma4_vision",
     layers_embed=True,
@@ -339,7 +340,6 @@ _GEMMA4_UNIFIED: Final = TowerType(
         "patch_size": 16,
         "pooling_kernel_size": 3,
     },
-    placeholder_key="image_token_id",
     placeholder=258880,
     kind="gemma4_unified_vision",
     attention="vision",
@@ -361,7 +361,6 @@ _QWEN3: Final = TowerType(
         "num_position_embeddings": 2304,
         "deepstack_visual_indexes": [8, 16, 24],
     },
-    placeholder_key="image_token_id",
     placeholder=151655,
 )
 _QWEN2: Final = TowerType(
@@ -378,7 +377,6 @@ _QWEN2: Final = TowerType(
         "spatial_merge_size": 2,
         "temporal_patch_size": 2,
     },
-    placeholder_key="image_token_id",
     placeholder=151655,
     in_our_words=_qwen2_vision,
 )
@@ -398,7 +396,6 @@ _QWEN25: Final = TowerType(
         "out_hidden_size": 3584,
         "fullatt_block_indexes": [7, 15, 23, 31],
     },
-    placeholder_key="image_token_id",
     placeholder=151655,
 )
 _QWEN35: Final = replace(
@@ -442,7 +439,6 @@ _INTERNVL: Final = TowerType(
         "hidden_act": "gelu",
         "layer_norm_eps": 1e-6,
     },
-    placeholder_key="image_token_id",
     placeholder=151667,
     kind="internvl_vision",
     in_our_words=_internvl_vision,

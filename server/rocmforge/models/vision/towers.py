@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final
 
@@ -84,123 +84,80 @@ def vision_config(
     return VisionConfig(processor=processor, placeholder=placeholder, both_ways=both_ways, **texts)
 
 
-def siglip_config(
-    name: str,
-    processor: ProcessorConfig,
-    layers: tuple[LayerConfig, ...],
-    *,
-    hidden_size: int,
-    embedding_size: int,
-    norm_eps: float,
-    activation: ActivationFunction,
-) -> ModelConfig:
-    """Returns a tower of the kind of SigLIP, or one of InternVL's, which have a class token.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadTower:
+    """A tower of any kind, as its files describe it.
 
-    Args:
+    Attributes:
         name: For messages.
         processor: Prepares images for it.
-        layers: Its layers; those of InternVL's tower of 6B norm queries and keys.
         hidden_size: Elements of its hidden states.
         embedding_size: The hidden size of the model beside it.
         norm_eps: Of its norms.
-        activation: Of its networks.
+        layers: Its layers, if it has any.
+        activation: Of their networks.
     """
-    places = processor.most_patches + processor.has_class
-    of_internvl = "internvl-6b-tower" if layers[0].joint_head_norms else "internvl-tower"
+
+    name: str
+    processor: ProcessorConfig
+    hidden_size: int
+    embedding_size: int
+    norm_eps: float
+    layers: tuple[LayerConfig, ...] = ()
+    activation: ActivationFunction = ActivationFunction.GELU_TANH
+
+
+def siglip_config(read: ReadTower) -> ModelConfig:
+    """Returns a tower of the kind of SigLIP, or one of InternVL's, which have a class token.
+
+    Layers of InternVL's tower of 6B norm queries and keys.
+    """
+    processor, is_gemmas = read.processor, read.processor.kind is ProcessorKind.GEMMA3
+    of_internvl = "internvl-6b-tower" if read.layers[0].joint_head_norms else "internvl-tower"
     return _tower_config(
         of_internvl if processor.has_class else "siglip",
-        name,
-        layers,
-        hidden_size=hidden_size,
-        table=places,
-        most_patches=places,
-        norm_eps=norm_eps,
-        rope=None,
-        activation=activation,
+        read,
+        table=processor.most_patches + processor.has_class,
         tower=TowerConfig(
             patch_features=processor.patch_features,
             merged=processor.merge * processor.merge,
-            averages=processor.kind is ProcessorKind.GEMMA3,
-            row_norm_eps=norm_eps if processor.kind is ProcessorKind.GEMMA3 else _LAYER_NORM_EPS,
-            embedding_size=embedding_size,
-            inner_size=embedding_size if processor.has_class else 0,
+            averages=is_gemmas,
+            row_norm_eps=read.norm_eps if is_gemmas else _LAYER_NORM_EPS,
+            embedding_size=read.embedding_size,
+            inner_size=read.embedding_size if processor.has_class else 0,
         ),
     )
 
 
-def gemma4_tower_config(
-    name: str,
-    processor: ProcessorConfig,
-    layers: tuple[LayerConfig, ...],
-    *,
-    hidden_size: int,
-    embedding_size: int,
-    norm_eps: float,
-    activation: ActivationFunction,
-    theta: float = 100.0,
-) -> ModelConfig:
-    """Returns a tower of Gemma 4; see `siglip_config`.
-
-    Args:
-        name: For messages.
-        processor: Prepares images for it.
-        layers: Its layers.
-        hidden_size: Elements of its hidden states.
-        embedding_size: The hidden size of the model beside it.
-        norm_eps: Of its norms.
-        activation: Of its networks, which are gated.
-        theta: Of the rotation of queries and keys by rows and columns.
-    """
+def gemma4_tower_config(read: ReadTower, theta: float = 100.0) -> ModelConfig:
+    """Returns a tower of Gemma 4, whose queries and keys rotate by rows and columns."""
     return _tower_config(
         "gemma4-tower",
-        name,
-        layers,
-        hidden_size=hidden_size,
-        table=2 * processor.places,
-        most_patches=processor.most_patches,
-        norm_eps=norm_eps,
-        rope=_rope_by_axes(layers[0].key_dim, theta),
-        activation=activation,
+        read,
+        table=2 * read.processor.places,
+        rope=_rope_by_axes(read, theta),
         tower=replace(
-            _placed(processor, embedding_size),
+            _placed(read),
             averages=True,
             # The mean is normed once it is sqrt(hidden_size) times as large.
-            row_norm_eps=norm_eps / hidden_size,
+            row_norm_eps=read.norm_eps / read.hidden_size,
         ),
     )
 
 
-def gemma4_unified_config(
-    name: str,
-    processor: ProcessorConfig,
-    *,
-    hidden_size: int,
-    embedding_size: int,
-    row_norm_eps: float,
-) -> ModelConfig:
-    """Returns the tower of Gemma 4 12B, which has no layers: a patch is a row; see `siglip_config`.
+def gemma4_unified_config(read: ReadTower) -> ModelConfig:
+    """Returns the tower of Gemma 4 12B, which has no layers: a patch is a row.
 
-    Args:
-        name: For messages.
-        processor: Prepares images for it, as `in_whole_numbers` says.
-        hidden_size: Elements of its hidden states.
-        embedding_size: The hidden size of the model beside it.
-        row_norm_eps: Of its last norm.
+    Its processor gives numbers as `in_whole_numbers` says. `norm_eps` is that of the last norm.
     """
     return _tower_config(
         GEMMA4_UNIFIED,
-        name,
-        (),
-        hidden_size=hidden_size,
-        table=2 * processor.places,
-        most_patches=processor.most_patches,
-        norm_eps=_LAYER_NORM_EPS,
-        rope=None,
-        activation=ActivationFunction.GELU_TANH,
+        replace(read, norm_eps=_LAYER_NORM_EPS),
+        table=2 * read.processor.places,
         tower=replace(
-            _placed(processor, embedding_size),
+            _placed(read),
             averages=True,
-            row_norm_eps=row_norm_eps,
+            row_norm_eps=read.norm_eps,
             patch_norm_eps=_LAYER_NORM_EPS * _WHITE**2,
         ),
     )
@@ -217,133 +174,83 @@ def in_whole_numbers(processor: ProcessorConfig) -> ProcessorConfig:
     return msgspec.structs.replace(processor, rescale=rescale, mean=(red, green, blue))
 
 
-def qwen_tower_config(
-    name: str,
-    processor: ProcessorConfig,
-    layers: tuple[LayerConfig, ...],
-    *,
-    architecture: str,
-    hidden_size: int,
-    embedding_size: int,
-    norm_eps: float,
-    activation: ActivationFunction,
-    theta: float = 10000.0,
-) -> ModelConfig:
-    """Returns a tower of Qwen's; see `siglip_config`.
+def qwen_tower_config(read: ReadTower, architecture: str) -> ModelConfig:
+    """Returns a tower of Qwen's, whose queries and keys rotate by rows and columns.
+
+    The processor of Qwen2.5-VL has windows. Layers with `merger_features` make rows for the first
+    of the model's.
 
     Args:
-        name: For messages.
-        processor: Prepares images for it; that of Qwen2.5-VL has windows.
-        layers: Its layers; those with `merger_features` make rows for the first of the model's.
+        read: The tower.
         architecture: Its row of `FAMILIES`.
-        hidden_size: Elements of its hidden states.
-        embedding_size: The hidden size of the model beside it.
-        norm_eps: Of its norms.
-        activation: Of its networks.
-        theta: Of the rotation of queries and keys by rows and columns.
     """
     return _tower_config(
         architecture,
-        name,
-        layers,
-        hidden_size=hidden_size,
-        table=processor.places * processor.places,
-        most_patches=processor.most_patches,
-        norm_eps=norm_eps,
-        rope=_rope_by_axes(layers[0].key_dim, theta),
-        activation=activation,
-        tower=_placed(processor, embedding_size),
+        read,
+        table=read.processor.places * read.processor.places,
+        rope=_rope_by_axes(read, 10000.0),
+        tower=_placed(read),
     )
 
 
-def pixtral_config(
-    name: str,
-    processor: ProcessorConfig,
-    layers: tuple[LayerConfig, ...],
-    *,
-    hidden_size: int,
-    embedding_size: int,
-    norm_eps: float,
-    activation: ActivationFunction,
-    theta: float = 10000.0,
-) -> ModelConfig:
-    """Returns a tower of Pixtral or of Mistral 3; see `siglip_config`.
+def pixtral_config(read: ReadTower, theta: float = 10000.0) -> ModelConfig:
+    """Returns a tower of Pixtral or of Mistral 3.
 
-    It has no table of positions: what stands for one has one place, of zeros.
-
-    Args:
-        name: For messages.
-        processor: Prepares images for it.
-        layers: Its layers.
-        hidden_size: Elements of its hidden states.
-        embedding_size: The hidden size of the model beside it.
-        norm_eps: Of its norms.
-        activation: Of its networks, which are gated.
-        theta: Of the rotation of queries and keys by rows and columns, whose frequencies alternate.
+    It has no table of positions: what stands for one has one place, of zeros. Its queries and keys
+    rotate by rows and columns, whose frequencies alternate.
     """
+    merges = read.processor.merge > 1
     return _tower_config(
-        "pixtral-merging" if processor.merge > 1 else "pixtral",
-        name,
-        layers,
-        hidden_size=hidden_size,
-        table=processor.places,
-        most_patches=processor.most_patches,
-        norm_eps=norm_eps,
-        rope=_rope_by_axes(layers[0].key_dim, theta, shift=0.5),
-        activation=activation,
-        tower=replace(
-            _placed(processor, embedding_size),
-            merges_first=processor.merge > 1,
-            inner_size=embedding_size,
-        ),
+        "pixtral-merging" if merges else "pixtral",
+        read,
+        table=read.processor.places,
+        rope=_rope_by_axes(read, theta, shift=0.5),
+        tower=replace(_placed(read), merges_first=merges, inner_size=read.embedding_size),
     )
 
 
 def _tower_config(
     architecture: str,
-    name: str,
-    layers: tuple[LayerConfig, ...],
+    read: ReadTower,
     *,
-    hidden_size: int,
     table: int,
-    most_patches: int,
-    norm_eps: float,
-    rope: RopeConfig | None,
-    activation: ActivationFunction,
     tower: TowerConfig,
+    rope: RopeConfig | None = None,
 ) -> ModelConfig:
     """Returns a tower with what its family says; `table` is the rows of its table of positions."""
     family = FAMILIES[architecture]
     return ModelConfig(
         architecture=architecture,
-        name=name,
+        name=read.name,
         causal=family.causal,
-        hidden_size=hidden_size,
+        hidden_size=read.hidden_size,
         vocab_size=table,
-        max_context=most_patches,
-        layers=layers,
+        max_context=read.processor.most_patches + read.processor.has_class,
+        layers=read.layers,
         norm=family.norm,
-        norm_eps=norm_eps,
+        norm_eps=read.norm_eps,
         pre_norm=family.pre_norm,
         rope=rope,
-        activation=activation,
+        activation=read.activation,
         pooling=PoolingType.NONE,
         tower=tower,
     )
 
 
-def _placed(processor: ProcessorConfig, embedding_size: int) -> TowerConfig:
+def _placed(read: ReadTower) -> TowerConfig:
     """Returns what towers have in common whose patches have a row and a column."""
+    processor = read.processor
     return TowerConfig(
         patch_features=processor.patch_features,
         merged=processor.merge * processor.merge,
-        embedding_size=embedding_size,
+        embedding_size=read.embedding_size,
         places=processor.places,
     )
 
 
-def _rope_by_axes(head_dim: int, theta: float, shift: float = 0.0) -> RopeConfig:
+def _rope_by_axes(read: ReadTower, theta: float, shift: float = 0.0) -> RopeConfig:
     """Returns a rotation by the rows and columns of patches; see `RopeConfig.axes_shift`."""
+    head_dim = read.layers[0].key_dim
     return RopeConfig(
         style=RopeStyle.NEOX,
         rotary_dim=head_dim,
