@@ -147,41 +147,40 @@ def expert(*shape: Size, group: Fusion | None = None) -> Mapping[str, Any]:
     return {WEIGHT: Declaration(("num_experts", *shape), Role.EXPERT, group, adaptable=False)}
 
 
+def optional(declared: Mapping[str, Any]) -> Any:
+    """Returns the field of a weight, or a block, that models may lack."""
+    return field(default=None, metadata=declared)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attention(Generic[W]):
     """Queries, keys and values of all heads, and the matrix behind them."""
 
     q: W = field(metadata=column("query_features", "hidden_size", group=Fusion.QKV, adaptable=True))
     # None of layers that read the keys and values of another.
-    k: W | None = field(
-        default=None,
-        metadata=column("key_features", "hidden_size", group=Fusion.QKV, adaptable=True),
+    k: W | None = optional(column("key_features", "hidden_size", group=Fusion.QKV, adaptable=True))
+    v: W | None = optional(
+        column("value_features", "hidden_size", group=Fusion.QKV, adaptable=True)
     )
-    v: W | None = field(
-        default=None,
-        metadata=column("value_features", "hidden_size", group=Fusion.QKV, adaptable=True),
-    )
-    q_bias: W | None = field(default=None, metadata=column("query_features", group=Fusion.QKV))
-    k_bias: W | None = field(default=None, metadata=column("key_features", group=Fusion.QKV))
-    v_bias: W | None = field(default=None, metadata=column("value_features", group=Fusion.QKV))
-    q_norm: W | None = field(default=None, metadata=whole("query_norm_features"))
-    q_norm_bias: W | None = field(default=None, metadata=whole("query_norm_features"))
-    k_norm: W | None = field(default=None, metadata=whole("key_norm_features"))
-    k_norm_bias: W | None = field(default=None, metadata=whole("key_norm_features"))
-    v_norm: W | None = field(default=None, metadata=whole("value_dim"))  # of towers
+    q_bias: W | None = optional(column("query_features", group=Fusion.QKV))
+    k_bias: W | None = optional(column("key_features", group=Fusion.QKV))
+    v_bias: W | None = optional(column("value_features", group=Fusion.QKV))
+    q_norm: W | None = optional(whole("query_norm_features"))
+    q_norm_bias: W | None = optional(whole("query_norm_features"))
+    k_norm: W | None = optional(whole("key_norm_features"))
+    k_norm_bias: W | None = optional(whole("key_norm_features"))
+    v_norm: W | None = optional(whole("value_dim"))  # of towers
     # Of each head, a score that takes its part of the softmax and has no value (Xiao et al. 2024).
-    sinks: W | None = field(default=None, metadata=column("num_heads"))
+    sinks: W | None = optional(column("num_heads"))
     # Its sigmoids multiply the results of all heads.
-    gate: W | None = field(
-        default=None, metadata=column("attended_features", "hidden_size", group=Fusion.QKV)
-    )
+    gate: W | None = optional(column("attended_features", "hidden_size", group=Fusion.QKV))
     output: W = field(metadata=row("hidden_size", "attended_features", adaptable=True))
-    output_bias: W | None = field(default=None, metadata=row("hidden_size"))
+    output_bias: W | None = optional(row("hidden_size"))
     # Of towers: see `LayerConfig.bounds`.
-    q_bounds: W | None = field(default=None, metadata=whole("bounds"))
-    k_bounds: W | None = field(default=None, metadata=whole("bounds"))
-    v_bounds: W | None = field(default=None, metadata=whole("bounds"))
-    output_bounds: W | None = field(default=None, metadata=whole("bounds"))
+    q_bounds: W | None = optional(whole("bounds"))
+    k_bounds: W | None = optional(whole("bounds"))
+    v_bounds: W | None = optional(whole("bounds"))
+    output_bounds: W | None = optional(whole("bounds"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,17 +191,12 @@ class LatentAttention(Generic[W]):
     rotate, then those that do. `kv_a` makes a latent vector, then the elements that rotate.
     """
 
-    q: W | None = field(
-        default=None,
-        metadata=column("direct_query_features", "hidden_size", group=Fusion.QKV, adaptable=True),
+    q: W | None = optional(
+        column("direct_query_features", "hidden_size", group=Fusion.QKV, adaptable=True)
     )
-    q_a: W | None = field(
-        default=None, metadata=whole("latent_query_rank", "hidden_size", group=Fusion.QKV)
-    )
-    q_norm: W | None = field(default=None, metadata=whole("latent_query_rank"))
-    q_b: W | None = field(
-        default=None, metadata=column("latent_query_features", "latent_query_rank", adaptable=True)
-    )
+    q_a: W | None = optional(whole("latent_query_rank", "hidden_size", group=Fusion.QKV))
+    q_norm: W | None = optional(whole("latent_query_rank"))
+    q_b: W | None = optional(column("latent_query_features", "latent_query_rank", adaptable=True))
     kv_a: W = field(metadata=whole("latent_features", "hidden_size", group=Fusion.QKV))
     kv_norm: W = field(metadata=whole("latent_rank"))
     # Of each head: what takes a query into the latent space, and a result out of it.
@@ -248,7 +242,7 @@ class Mamba(Generic[W]):
     # Gates, inputs of all heads, B and C of all groups, and steps in time, one after the other.
     input: W = field(metadata=column("mamba_input_features", "hidden_size"))
     filter: W = field(metadata=column("convolved_features", "convolution_width"))
-    filter_bias: W | None = field(default=None, metadata=column("convolved_features"))
+    filter_bias: W | None = optional(column("convolved_features"))
     decay: W = field(metadata=column("mamba_heads"))  # below 0
     time_offset: W = field(metadata=column("mamba_heads"))
     skip: W = field(metadata=column("mamba_heads"))  # what of an input is added to its result
@@ -260,33 +254,29 @@ class Mamba(Generic[W]):
 class FeedForward(Generic[W]):
     """A network of two matrices, or of three where it is gated."""
 
-    gate: W | None = field(
-        default=None,
-        metadata=column("intermediate_size", "hidden_size", group=Fusion.GATE_UP, adaptable=True),
+    gate: W | None = optional(
+        column("intermediate_size", "hidden_size", group=Fusion.GATE_UP, adaptable=True)
     )
     up: W = field(
         metadata=column("intermediate_size", "hidden_size", group=Fusion.GATE_UP, adaptable=True)
     )
     # Of towers, and of networks without a gate.
-    gate_bias: W | None = field(default=None, metadata=column("intermediate_size"))
-    up_bias: W | None = field(default=None, metadata=column("intermediate_size"))
+    gate_bias: W | None = optional(column("intermediate_size"))
+    up_bias: W | None = optional(column("intermediate_size"))
     down: W = field(metadata=row("hidden_size", "intermediate_size", adaptable=True))
-    down_bias: W | None = field(default=None, metadata=row("hidden_size"))
+    down_bias: W | None = optional(row("hidden_size"))
     # Of towers: see `LayerConfig.bounds`.
-    gate_bounds: W | None = field(default=None, metadata=whole("bounds"))
-    up_bounds: W | None = field(default=None, metadata=whole("bounds"))
-    down_bounds: W | None = field(default=None, metadata=whole("bounds"))
+    gate_bounds: W | None = optional(whole("bounds"))
+    up_bounds: W | None = optional(whole("bounds"))
+    down_bounds: W | None = optional(whole("bounds"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedExpert(Generic[W]):
     """The network beside the experts, which every token passes; files may call it several."""
 
-    gate: W | None = field(
-        default=None,
-        metadata=column(
-            "shared_intermediate_size", "hidden_size", group=Fusion.GATE_UP, adaptable=True
-        ),
+    gate: W | None = optional(
+        column("shared_intermediate_size", "hidden_size", group=Fusion.GATE_UP, adaptable=True)
     )
     up: W = field(
         metadata=column(
@@ -295,7 +285,7 @@ class SharedExpert(Generic[W]):
     )
     down: W = field(metadata=row("hidden_size", "shared_intermediate_size", adaptable=True))
     # Its product with what the network reads is, after a sigmoid, the weight of the result.
-    router: W | None = field(default=None, metadata=whole("hidden_size"))
+    router: W | None = optional(whole("hidden_size"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -307,29 +297,28 @@ class Experts(Generic[W]):
     sqrt(hidden_size).
     """
 
-    norm: W | None = field(default=None, metadata=whole("hidden_size"))
-    post_norm: W | None = field(default=None, metadata=whole("hidden_size"))
-    dense_post_norm: W | None = field(default=None, metadata=whole("hidden_size"))
-    router_norm: W | None = field(default=None, metadata=whole("hidden_size"))
+    norm: W | None = optional(whole("hidden_size"))
+    post_norm: W | None = optional(whole("hidden_size"))
+    dense_post_norm: W | None = optional(whole("hidden_size"))
+    router_norm: W | None = optional(whole("hidden_size"))
     router: W = field(metadata=whole("num_experts", "hidden_size"))
-    router_bias: W | None = field(default=None, metadata=whole("num_experts"))
+    router_bias: W | None = optional(whole("num_experts"))
     # Added to the probabilities to choose experts, not to weight them (Wang et al. 2024).
-    selection_bias: W | None = field(default=None, metadata=whole("num_experts"))
-    weight_scale: W | None = field(default=None, metadata=whole("num_experts"))  # of an expert's
-    gate: W | None = field(
-        default=None,
-        metadata=expert("expert_intermediate_size", "expert_hidden_size", group=Fusion.GATE_UP),
+    selection_bias: W | None = optional(whole("num_experts"))
+    weight_scale: W | None = optional(whole("num_experts"))  # of an expert's
+    gate: W | None = optional(
+        expert("expert_intermediate_size", "expert_hidden_size", group=Fusion.GATE_UP)
     )
-    gate_bias: W | None = field(default=None, metadata=expert("expert_intermediate_size"))
+    gate_bias: W | None = optional(expert("expert_intermediate_size"))
     up: W = field(
         metadata=expert("expert_intermediate_size", "expert_hidden_size", group=Fusion.GATE_UP)
     )
-    up_bias: W | None = field(default=None, metadata=expert("expert_intermediate_size"))
+    up_bias: W | None = optional(expert("expert_intermediate_size"))
     down: W = field(metadata=expert("expert_hidden_size", "expert_intermediate_size"))
-    down_bias: W | None = field(default=None, metadata=expert("expert_hidden_size"))
+    down_bias: W | None = optional(expert("expert_hidden_size"))
     # What takes a token into the space that experts read and make, and their results out of it.
-    latent_down: W | None = field(default=None, metadata=whole("expert_latent_size", "hidden_size"))
-    latent_up: W | None = field(default=None, metadata=whole("hidden_size", "expert_latent_size"))
+    latent_down: W | None = optional(whole("expert_latent_size", "hidden_size"))
+    latent_up: W | None = optional(whole("hidden_size", "expert_latent_size"))
     shared: SharedExpert[W] | None = field(metadata={BLOCK: SharedExpert})
 
 
@@ -369,30 +358,28 @@ class Layer(Generic[W]):
     none at all. Where all layers have one part only, its norm is `attention_norm`.
     """
 
-    attention_norm: W | None = field(default=None, metadata=whole("hidden_size"))
-    attention_norm_bias: W | None = field(default=None, metadata=whole("hidden_size"))
-    attention: Attention[W] | None = field(default=None, metadata={BLOCK: Attention})
-    latent: LatentAttention[W] | None = field(default=None, metadata={BLOCK: LatentAttention})
-    convolution: ShortConvolution[W] | None = field(
-        default=None, metadata={BLOCK: ShortConvolution}
-    )
-    delta: DeltaNet[W] | None = field(default=None, metadata={BLOCK: DeltaNet})
-    mamba: Mamba[W] | None = field(default=None, metadata={BLOCK: Mamba})
+    attention_norm: W | None = optional(whole("hidden_size"))
+    attention_norm_bias: W | None = optional(whole("hidden_size"))
+    attention: Attention[W] | None = optional({BLOCK: Attention})
+    latent: LatentAttention[W] | None = optional({BLOCK: LatentAttention})
+    convolution: ShortConvolution[W] | None = optional({BLOCK: ShortConvolution})
+    delta: DeltaNet[W] | None = optional({BLOCK: DeltaNet})
+    mamba: Mamba[W] | None = optional({BLOCK: Mamba})
     # Of what the layer reads plus the other norm.
-    attention_norm_2: W | None = field(default=None, metadata=whole("hidden_size"))
-    attention_norm_2_bias: W | None = field(default=None, metadata=whole("hidden_size"))
-    attention_post_norm: W | None = field(default=None, metadata=whole("hidden_size"))
-    feed_forward_norm: W | None = field(default=None, metadata=whole("hidden_size"))
-    feed_forward_norm_bias: W | None = field(default=None, metadata=whole("hidden_size"))
+    attention_norm_2: W | None = optional(whole("hidden_size"))
+    attention_norm_2_bias: W | None = optional(whole("hidden_size"))
+    attention_post_norm: W | None = optional(whole("hidden_size"))
+    feed_forward_norm: W | None = optional(whole("hidden_size"))
+    feed_forward_norm_bias: W | None = optional(whole("hidden_size"))
     feed_forward: FeedForward[W] | None = field(metadata={BLOCK: FeedForward})
     experts: Experts[W] | None = field(metadata={BLOCK: Experts})
-    feed_forward_post_norm: W | None = field(default=None, metadata=whole("hidden_size"))
-    per_layer: PerLayer[W] | None = field(default=None, metadata={BLOCK: PerLayer})
+    feed_forward_post_norm: W | None = optional(whole("hidden_size"))
+    per_layer: PerLayer[W] | None = optional({BLOCK: PerLayer})
     # Of what attention and the network add (Touvron et al. 2021, arXiv:2103.17239): see `folding`.
-    attention_scale: W | None = field(default=None, metadata=whole("hidden_size"))
-    feed_forward_scale: W | None = field(default=None, metadata=whole("hidden_size"))
-    output_scale: W | None = field(default=None, metadata=whole("scalar"))  # of all it results in
-    merger: Merger[W] | None = field(default=None, metadata={BLOCK: Merger})
+    attention_scale: W | None = optional(whole("hidden_size"))
+    feed_forward_scale: W | None = optional(whole("hidden_size"))
+    output_scale: W | None = optional(whole("scalar"))  # of all it results in
+    merger: Merger[W] | None = optional({BLOCK: Merger})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -402,27 +389,25 @@ class Embedding(Generic[W]):
     token: W = field(metadata=whole("vocab_size", "hidden_size"))
     # Of a tower, what stands for a patch that is none, which belongs to the table's first row: see
     # `folding`.
-    class_token: W | None = field(default=None, metadata=whole("hidden_size"))
-    position: W | None = field(default=None, metadata=whole("max_context", "hidden_size"))
-    type: W | None = field(default=None, metadata=whole("num_token_types", "hidden_size"))
-    norm: W | None = field(default=None, metadata=whole("hidden_size"))
-    norm_bias: W | None = field(default=None, metadata=whole("hidden_size"))
+    class_token: W | None = optional(whole("hidden_size"))
+    position: W | None = optional(whole("max_context", "hidden_size"))
+    type: W | None = optional(whole("num_token_types", "hidden_size"))
+    norm: W | None = optional(whole("hidden_size"))
+    norm_bias: W | None = optional(whole("hidden_size"))
     # A token's other embedding, a part for each layer: of a table, and of the usual embedding.
-    per_layer: W | None = field(default=None, metadata=whole("vocab_size", "per_layer_features"))
-    per_layer_projection: W | None = field(
-        default=None, metadata=whole("per_layer_features", "hidden_size")
-    )
-    per_layer_norm: W | None = field(default=None, metadata=whole("per_layer_size"))
+    per_layer: W | None = optional(whole("vocab_size", "per_layer_features"))
+    per_layer_projection: W | None = optional(whole("per_layer_features", "hidden_size"))
+    per_layer_norm: W | None = optional(whole("per_layer_size"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Head(Generic[W]):
     """The classification head: scores(tanh(dense(state))) of the first token's hidden state."""
 
-    dense: W | None = field(default=None, metadata=whole("hidden_size", "hidden_size"))
-    dense_bias: W | None = field(default=None, metadata=whole("hidden_size"))
+    dense: W | None = optional(whole("hidden_size", "hidden_size"))
+    dense_bias: W | None = optional(whole("hidden_size"))
     scores: W = field(metadata=whole("num_scores", "hidden_size"))
-    scores_bias: W | None = field(default=None, metadata=whole("num_scores"))
+    scores_bias: W | None = optional(whole("num_scores"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -433,24 +418,24 @@ class Predictor(Generic[W]):
     (DeepSeek-AI 2024, arXiv:2412.19437, section 2.2).
     """
 
-    embedding: W | None = field(default=None, metadata=whole("vocab_size", "predictor_size"))
+    embedding: W | None = optional(whole("vocab_size", "predictor_size"))
     embedding_norm: W = field(metadata=whole("predictor_size"))
     hidden_norm: W = field(metadata=whole("predictor_size"))
     projection: W = field(metadata=whole("hidden_size", "predictor_inputs"))
-    output_norm: W | None = field(default=None, metadata=whole("predictor_size"))
-    output: W | None = field(default=None, metadata=column("vocab_size", "predictor_size"))
+    output_norm: W | None = optional(whole("predictor_size"))
+    output: W | None = optional(column("vocab_size", "predictor_size"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patches(Generic[W]):
     """The matrix that a tower multiplies patches of images with, perhaps between two norms."""
 
-    norm: W | None = field(default=None, metadata=whole("patch_features"))
-    norm_bias: W | None = field(default=None, metadata=whole("patch_features"))
+    norm: W | None = optional(whole("patch_features"))
+    norm_bias: W | None = optional(whole("patch_features"))
     matrix: W = field(metadata=whole("hidden_size", "patch_features"))
-    bias: W | None = field(default=None, metadata=whole("hidden_size"))
-    output_norm: W | None = field(default=None, metadata=whole("hidden_size"))
-    output_norm_bias: W | None = field(default=None, metadata=whole("hidden_size"))
+    bias: W | None = optional(whole("hidden_size"))
+    output_norm: W | None = optional(whole("hidden_size"))
+    output_norm_bias: W | None = optional(whole("hidden_size"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -461,17 +446,17 @@ class Projector(Generic[W]):
     and with another one or a norm before that, or the norm by root mean square of their mean.
     """
 
-    norm: W | None = field(default=None, metadata=whole("hidden_size"))
+    norm: W | None = optional(whole("hidden_size"))
     # Of sums that are standardised before that norm: what is added, and what multiplies them then.
-    shift: W | None = field(default=None, metadata=whole("hidden_size"))
-    scale: W | None = field(default=None, metadata=whole("hidden_size"))
-    row_norm: W | None = field(default=None, metadata=whole("merged_features"))
-    row_norm_bias: W | None = field(default=None, metadata=whole("merged_features"))
-    merger: W | None = field(default=None, metadata=whole("hidden_size", "merged_features"))
-    inner: W | None = field(default=None, metadata=whole("projected_features", "projector_inputs"))
-    inner_bias: W | None = field(default=None, metadata=whole("projected_features"))
+    shift: W | None = optional(whole("hidden_size"))
+    scale: W | None = optional(whole("hidden_size"))
+    row_norm: W | None = optional(whole("merged_features"))
+    row_norm_bias: W | None = optional(whole("merged_features"))
+    merger: W | None = optional(whole("hidden_size", "merged_features"))
+    inner: W | None = optional(whole("projected_features", "projector_inputs"))
+    inner_bias: W | None = optional(whole("projected_features"))
     matrix: W = field(metadata=whole("row_features", "projected_features"))
-    matrix_bias: W | None = field(default=None, metadata=whole("row_features"))
+    matrix_bias: W | None = optional(whole("row_features"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -480,14 +465,14 @@ class ModelWeights(Generic[W]):
 
     # Of a tower: its tokens are the places of patches in their tile.
     embedding: Embedding[W] = field(metadata={BLOCK: Embedding})
-    patches: Patches[W] | None = field(default=None, metadata={BLOCK: Patches})
+    patches: Patches[W] | None = optional({BLOCK: Patches})
     layers: tuple[Layer[W], ...] = field(metadata={LAYERS: Layer})
-    output_norm: W | None = field(default=None, metadata=whole("hidden_size"))
-    output_norm_bias: W | None = field(default=None, metadata=whole("hidden_size"))
+    output_norm: W | None = optional(whole("hidden_size"))
+    output_norm_bias: W | None = optional(whole("hidden_size"))
     # That of a model without a matrix of its own is `embedding.token` itself.
-    output: W | None = field(default=None, metadata=column("vocab_size", "hidden_size"))
+    output: W | None = optional(column("vocab_size", "hidden_size"))
     # Makes what embeddings are of, of the hidden states of an encoder that has more behind them.
-    dense: W | None = field(default=None, metadata=whole("hidden_size", "hidden_size"))
-    head: Head[W] | None = field(default=None, metadata={BLOCK: Head})
-    predictor: Predictor[W] | None = field(default=None, metadata={BLOCK: Predictor})
-    projector: Projector[W] | None = field(default=None, metadata={BLOCK: Projector})
+    dense: W | None = optional(whole("hidden_size", "hidden_size"))
+    head: Head[W] | None = optional({BLOCK: Head})
+    predictor: Predictor[W] | None = optional({BLOCK: Predictor})
+    projector: Projector[W] | None = optional({BLOCK: Projector})
