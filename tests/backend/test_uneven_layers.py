@@ -39,8 +39,6 @@ LAYERS = (
         key_dim=24,
         value_dim=16,
         attention_scale=0.3,
-        window=None,
-        local_rope=False,
         intermediate_size=56,
     ),
     LayerConfig(

@@ -172,9 +172,10 @@ class LayerConfig:
     key_dim: int  # elements of a head of queries and keys
     value_dim: int  # elements of a head of values
     attention_scale: float  # of query times key
-    window: int | None  # a token sees itself and window - 1 before it, unless causal also after it
+    # A token sees itself and window - 1 tokens before it, unless causal also after it.
+    window: int | None = None
     tile_windows: bool = False  # of a tower: patches see those of their square of the tile alone
-    local_rope: bool  # rotates as `ModelConfig.local_rope` says
+    local_rope: bool = False  # rotates as `ModelConfig.local_rope` says
     rotates: bool = True  # queries and keys do, if `ModelConfig.rope` says how
     intermediate_size: int  # 0: it has experts only, or no network
     experts: ExpertsConfig | None = None
@@ -368,8 +369,6 @@ def layer_without_attention(
         key_dim=0,
         value_dim=0,
         attention_scale=0.0,
-        window=None,
-        local_rope=False,
         intermediate_size=0,
         convolution=convolution,
         delta=delta,

@@ -32,7 +32,6 @@ def uneven(config: ModelConfig, layers: Sequence[Layer]) -> ModelConfig:
             value_dim=value_dim,
             attention_scale=key_dim**-0.5,
             window=window,
-            local_rope=False,
             intermediate_size=width,
         )
         for heads, kv_heads, key_dim, value_dim, window, width in layers

@@ -337,7 +337,6 @@ def _config(recipe: Recipe) -> ModelConfig:
         attention_scale=2.0 * recipe.head_dim**-0.5,
         window=recipe.window,
         tile_windows=recipe.tile_windows,
-        local_rope=False,
         intermediate_size=0 if recipe.experts else recipe.intermediate_size,
         experts=recipe.experts,
         latent=recipe.latent,

@@ -38,8 +38,6 @@ class LatentReader(KeyReader):
             key_dim=rotary_dim + rank,
             value_dim=rank,
             attention_scale=key_dim**-0.5,
-            window=None,
-            local_rope=False,
             intermediate_size=0,
             latent=LatentConfig(
                 query_rank=query_rank,

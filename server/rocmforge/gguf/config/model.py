@@ -140,8 +140,6 @@ class ConfigReader(KeyReader):
             attention_scale=1.0
             if self._family.unscaled_scores
             else self._scale("attention.", (hidden_size / num_heads if wide else head_dim) ** -0.5),
-            window=None,
-            local_rope=False,
             intermediate_size=0,
             joint_head_norms=self._family.joint_head_norms,
             rotates_first=self._family.rotates_first,

@@ -254,8 +254,6 @@ def read_config(
         key_dim=head,
         value_dim=head,
         attention_scale=1.0 if processor.kind is ProcessorKind.GEMMA4 else head**-0.5,
-        window=None,
-        local_rope=False,
         intermediate_size=_network_size(file, hidden_size, architecture),
         joint_head_norms=processor.has_class and "v.blk.0.attn_q_norm.weight" in file.tensors,
         bounds=NUM_BOUNDS

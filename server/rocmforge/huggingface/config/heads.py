@@ -34,8 +34,6 @@ def read_latent(config: JsonObject) -> LayerConfig:
         key_dim=rotary_dim + rank,
         value_dim=rank,
         attention_scale=(plain_dim + rotary_dim) ** -0.5,
-        window=None,
-        local_rope=False,
         intermediate_size=0,
         latent=LatentConfig(
             query_rank=config.get_positive("q_lora_rank") if config.has("q_lora_rank") else 0,
@@ -150,8 +148,6 @@ def read_layer(config: JsonObject, scale_key: str | None = None) -> LayerConfig:
         key_dim=head_dim,
         value_dim=head_dim,
         attention_scale=divisor**-0.5,
-        window=None,
-        local_rope=False,
         intermediate_size=0,
     )
 
