@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Coroutine
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from rocmforge.errors import RocmForgeError
@@ -33,12 +32,7 @@ class Interrupts:
         self._loop.add_signal_handler(signal.SIGINT, self._interrupt)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._loop.remove_signal_handler(signal.SIGINT)
 
     async def unless(self, work: Coroutine[Any, Any, T]) -> T:
