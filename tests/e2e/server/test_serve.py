@@ -7,12 +7,14 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
 import pytest
-from openai import OpenAI
+from openai import OpenAI, Stream
+from openai.types import Completion
 
 from tests.e2e.conftest import SMOLLM2_NAME, serve_command
 from tests.support.processes.server import LiveServer
@@ -41,6 +43,25 @@ def client(smollm2_server: LiveServer) -> Iterator[OpenAI]:
 def openai_client(server: LiveServer) -> OpenAI:
     """A client of the official SDK; use it as a context manager."""
     return OpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0)
+
+
+@contextmanager
+def asked_to_end(
+    command: Sequence[str], log: Path, max_tokens: int
+) -> Iterator[tuple[LiveServer, Stream[Completion]]]:
+    """A server that has had SIGTERM, and an answer of which it has sent a part."""
+    with LiveServer(command, log) as server, openai_client(server) as client:
+        stream = client.completions.create(
+            model=SMOLLM2_NAME,
+            prompt="1, 2, 3, 4, 5,",
+            temperature=0,
+            max_tokens=max_tokens,
+            stream=True,
+            extra_body={"ignore_eos": True},
+        )
+        next(stream)
+        server.process.send_signal(signal.SIGTERM)
+        yield server, stream
 
 
 def test_a_chat_answer_comes_from_the_model(client: OpenAI) -> None:
@@ -73,39 +94,14 @@ def test_steps_with_prompts_are_predicted(smollm2_server: LiveServer, client: Op
 def test_sigterm_lets_a_running_stream_finish_and_exits_with_0(
     smollm2_path: Path, tmp_path: Path
 ) -> None:
-    with (
-        LiveServer(serve_command(smollm2_path), tmp_path / "log") as server,
-        openai_client(server) as client,
-    ):
-        stream = client.completions.create(
-            model=SMOLLM2_NAME,
-            prompt="1, 2, 3, 4, 5,",
-            temperature=0,
-            max_tokens=24,
-            stream=True,
-            extra_body={"ignore_eos": True},
-        )
-        next(stream)
-        server.process.send_signal(signal.SIGTERM)
+    with asked_to_end(serve_command(smollm2_path), tmp_path / "log", 24) as (server, stream):
         rest = list(stream)
         assert rest[-1].choices[0].finish_reason == "length"
         assert server.process.wait(120) == 0
 
 
 def test_a_draining_server_takes_nothing_new(smollm2_path: Path, tmp_path: Path) -> None:
-    with (
-        LiveServer(serve_command(smollm2_path), tmp_path / "log") as server,
-        openai_client(server) as client,
-    ):
-        stream = client.completions.create(
-            model=SMOLLM2_NAME,
-            prompt="1, 2, 3, 4, 5,",
-            max_tokens=200,
-            stream=True,
-            extra_body={"ignore_eos": True},
-        )
-        next(stream)
-        server.process.send_signal(signal.SIGTERM)
+    with asked_to_end(serve_command(smollm2_path), tmp_path / "log", 200) as (server, stream):
         while server.get("/ready").status_code == 200:
             pass
         body = {"model": SMOLLM2_NAME, "prompt": "x"}
@@ -118,19 +114,7 @@ def test_a_draining_server_takes_nothing_new(smollm2_path: Path, tmp_path: Path)
 
 def test_a_second_signal_ends_it_at_once(smollm2_path: Path, tmp_path: Path) -> None:
     command = serve_command(smollm2_path, "--drain-timeout", "600")
-    with (
-        LiveServer(command, tmp_path / "log") as server,
-        openai_client(server) as client,
-    ):
-        stream = client.completions.create(
-            model=SMOLLM2_NAME,
-            prompt="1,",
-            max_tokens=2000,
-            stream=True,
-            extra_body={"ignore_eos": True},
-        )
-        next(stream)
-        server.process.send_signal(signal.SIGTERM)
+    with asked_to_end(command, tmp_path / "log", 2000) as (server, _):
         while server.get("/ready").status_code == 200:
             pass
         server.process.send_signal(signal.SIGTERM)
