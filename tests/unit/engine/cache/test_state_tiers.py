@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from itertools import count
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -111,17 +110,8 @@ def test_a_prompt_goes_on_behind_what_is_on_the_device() -> None:
 
 def test_many_prompts_over_and_over_are_answered_rightly() -> None:
     """Each step checks the books, too."""
-    random = np.random.default_rng(5)
     tiered = bench(slots=60, states=9)
-    numbers = count(1000)
-    for _ in range(40):
-        asked = {}
-        for _ in range(int(random.integers(1, 6))):
-            tokens = Numbered(int(random.integers(2, 60)))(int(random.integers(0, 6)))
-            asked[next(numbers)] = tokens
-        results = tiered.run(*(request(number, each, OUTPUT) for number, each in asked.items()))
-        for number, tokens in asked.items():
-            assert results[number].token_ids == continuation(tokens, 3)
+    tiered.ask_many(40, 5, np.random.default_rng(5))
     assert tiered.stats.totals.tier_restored_states > 10
 
 

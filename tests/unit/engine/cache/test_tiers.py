@@ -75,6 +75,17 @@ class TieredBench(Bench):
         assert result.last is not None
         return result.last.cached_tokens
 
+    def ask_many(self, rounds: int, most: int, random: np.random.Generator) -> None:
+        """Asks up to so many prompts at once, some of them again; all answers are checked."""
+        for _ in range(rounds):
+            asked = {}
+            for _ in range(int(random.integers(1, most + 1))):
+                tokens = Numbered(int(random.integers(2, 60)))(int(random.integers(0, 6)))
+                asked[next(self._numbers)] = tokens
+            results = self.run(*(request(number, each, OUTPUT) for number, each in asked.items()))
+            for number, tokens in asked.items():
+                assert results[number].token_ids == continuation(tokens, 3)
+
     def rest(self) -> None:
         """Lets copies and files go on until nothing is left to do."""
         end = time.monotonic() + 60
@@ -123,17 +134,8 @@ def test_blocks_still_on_the_device_are_joined_by_those_of_the_host() -> None:
 
 def test_many_prompts_over_and_over_are_answered_rightly() -> None:
     """The fake runner's answers depend on every token in the cache."""
-    random = np.random.default_rng(3)
     bench = TieredBench(slots=40)
-    numbers = count(1000)
-    for _ in range(30):
-        asked = {}
-        for _ in range(int(random.integers(1, 5))):
-            tokens = Numbered(int(random.integers(2, 60)))(int(random.integers(0, 6)))
-            asked[next(numbers)] = tokens
-        results = bench.run(*(request(number, each, OUTPUT) for number, each in asked.items()))
-        for number, tokens in asked.items():
-            assert results[number].token_ids == continuation(tokens, 3)
+    bench.ask_many(30, 4, np.random.default_rng(3))
     assert bench.stats.totals.tier_restored_blocks > 20
 
 
