@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Final
 
-from tests.data.models.text.tiny_model import TinyModel, tiny_config
+from tests.data.models.text.tiny_model import TinyModel, plain_rope, tiny_config
 from tests.support.files.gguf_writer import Value
 
 _LATENT: Final[dict[str, Any]] = {
@@ -29,6 +29,54 @@ _LATENT_KEYS: Final[dict[str, Value]] = {
     "attention.value_length_mla": 20,
     "rope.dimension_count": 8,
 }
+_GROUPED: Final[dict[str, Any]] = {
+    "num_hidden_layers": 3,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 40,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 1,
+    "n_group": 4,
+    "topk_group": 2,
+    "norm_topk_prob": True,
+}
+"""Experts in groups, of which the best groups are asked, behind a layer without experts."""
+_GROUPED_KEYS: Final[dict[str, Value]] = {
+    "expert_count": 8,
+    "expert_used_count": 3,
+    "expert_group_count": 4,
+    "expert_group_used_count": 2,
+    "expert_feed_forward_length": 40,
+    "expert_shared_count": 1,
+    "expert_weights_norm": True,
+    "expert_gating_func": 2,
+    "leading_dense_block_count": 1,
+}
+
+_GLM4_MOE: Final = TinyModel(
+    name="glm4moe",
+    architecture="glm4moe",
+    hf_class="Glm4Moe",
+    seed=130,
+    config=tiny_config(
+        **_GROUPED,
+        head_dim=16,
+        num_attention_heads=4,
+        attention_bias=True,
+        use_qk_norm=True,
+        routed_scaling_factor=1.5,
+        num_mtp_layers=0,
+        rope_parameters=plain_rope(10000.0, partial_rotary_factor=0.5),
+    ),
+    keys={
+        **_GROUPED_KEYS,
+        "attention.key_length": 16,
+        "attention.value_length": 16,
+        "rope.freq_base": 10000.0,
+        "rope.dimension_count": 8,
+        "expert_weights_scale": 1.5,
+    },
+)
 
 EXPERT_MODELS: Final = (
     TinyModel(
@@ -63,7 +111,7 @@ EXPERT_MODELS: Final = (
             num_local_experts=4,
             num_experts_per_tok=2,
             sliding_window=None,
-            rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+            rope_parameters=plain_rope(10000.0),
         ),
         keys={
             "rope.freq_base": 10000.0,
@@ -151,50 +199,7 @@ EXPERT_MODELS: Final = (
             "leading_dense_block_count": 1,
         },
     ),
-    TinyModel(
-        name="glm4moe",
-        architecture="glm4moe",
-        hf_class="Glm4Moe",
-        seed=130,
-        config=tiny_config(
-            num_hidden_layers=3,
-            head_dim=16,
-            num_attention_heads=4,
-            attention_bias=True,
-            use_qk_norm=True,
-            n_routed_experts=8,
-            num_experts_per_tok=3,
-            moe_intermediate_size=40,
-            n_shared_experts=1,
-            first_k_dense_replace=1,
-            n_group=4,
-            topk_group=2,
-            norm_topk_prob=True,
-            routed_scaling_factor=1.5,
-            num_mtp_layers=0,
-            rope_parameters={
-                "rope_type": "default",
-                "rope_theta": 10000.0,
-                "partial_rotary_factor": 0.5,
-            },
-        ),
-        keys={
-            "attention.key_length": 16,
-            "attention.value_length": 16,
-            "rope.freq_base": 10000.0,
-            "rope.dimension_count": 8,
-            "expert_count": 8,
-            "expert_used_count": 3,
-            "expert_group_count": 4,
-            "expert_group_used_count": 2,
-            "expert_feed_forward_length": 40,
-            "expert_shared_count": 1,
-            "expert_weights_norm": True,
-            "expert_weights_scale": 1.5,
-            "expert_gating_func": 2,
-            "leading_dense_block_count": 1,
-        },
-    ),
+    _GLM4_MOE,
     TinyModel(
         name="minimax-m2",
         architecture="minimax-m2",
@@ -205,11 +210,7 @@ EXPERT_MODELS: Final = (
             num_attention_heads=4,
             num_local_experts=6,
             num_experts_per_tok=2,
-            rope_parameters={
-                "rope_type": "default",
-                "rope_theta": 10000.0,
-                "partial_rotary_factor": 0.5,
-            },
+            rope_parameters=plain_rope(10000.0, partial_rotary_factor=0.5),
         ),
         keys={
             "attention.key_length": 16,
@@ -307,35 +308,19 @@ LATENT_MODELS: Final = (
         seed=152,
         config=tiny_config(
             **_LATENT,
-            num_hidden_layers=3,
+            **_GROUPED,
             rms_norm_eps=1e-6,
             q_lora_rank=24,
-            n_routed_experts=8,
-            num_experts_per_tok=3,
-            moe_intermediate_size=40,
-            n_shared_experts=1,
-            first_k_dense_replace=1,
-            n_group=4,
-            topk_group=2,
-            norm_topk_prob=True,
             routed_scaling_factor=2.5,
             num_nextn_predict_layers=0,
-            rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+            rope_parameters=plain_rope(10000.0),
         ),
         keys={
+            **_GROUPED_KEYS,
             **_LATENT_KEYS,
             "attention.q_lora_rank": 24,
             "rope.freq_base": 10000.0,
-            "expert_count": 8,
-            "expert_used_count": 3,
-            "expert_group_count": 4,
-            "expert_group_used_count": 2,
-            "expert_feed_forward_length": 40,
-            "expert_shared_count": 1,
-            "expert_weights_norm": True,
             "expert_weights_scale": 2.5,
-            "expert_gating_func": 2,
-            "leading_dense_block_count": 1,
         },
     ),
     # As GLM-4.7-Flash, whose first files do not name the router.
@@ -357,7 +342,7 @@ LATENT_MODELS: Final = (
             topk_group=1,
             norm_topk_prob=True,
             routed_scaling_factor=1.75,
-            rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+            rope_parameters=plain_rope(10000.0),
         ),
         keys={
             **_LATENT_KEYS,
@@ -374,49 +359,22 @@ LATENT_MODELS: Final = (
     ),
 )
 """With multi-head latent attention: keys and values of heads are made of a row of 32 elements."""
-BAILING: Final = TinyModel(
+BAILING: Final = replace(
+    _GLM4_MOE,
     name="bailingmoe2",
     architecture="bailingmoe2",
-    hf_class="Glm4Moe",
     seed=101,
-    config=tiny_config(
-        num_hidden_layers=3,
-        head_dim=16,
-        num_attention_heads=4,
-        attention_bias=False,
-        use_qk_norm=True,
-        n_routed_experts=8,
-        num_experts_per_tok=3,
-        moe_intermediate_size=40,
-        n_shared_experts=1,
-        first_k_dense_replace=1,
-        n_group=4,
-        topk_group=2,
-        norm_topk_prob=True,
-        routed_scaling_factor=2.5,
-        num_mtp_layers=0,
-        rope_parameters={
-            "rope_type": "default",
-            "rope_theta": 600000.0,
-            "partial_rotary_factor": 0.5,
-        },
-    ),
-    keys={
-        "attention.key_length": 16,
-        "attention.value_length": 16,
+    config=_GLM4_MOE.config
+    | {
+        "attention_bias": False,
+        "routed_scaling_factor": 2.5,
+        "rope_parameters": plain_rope(600000.0, partial_rotary_factor=0.5),
+    },
+    keys=_GLM4_MOE.keys
+    | {
         "rope.freq_base": 600000.0,
-        "rope.dimension_count": 8,
-        "expert_count": 8,
-        "expert_used_count": 3,
-        "expert_group_count": 4,
-        "expert_group_used_count": 2,
-        "expert_feed_forward_length": 40,
         "expert_shared_feed_forward_length": 40,
-        "expert_shared_count": 1,
-        "expert_weights_norm": True,
         "expert_weights_scale": 2.5,
-        "expert_gating_func": 2,
-        "leading_dense_block_count": 1,
     },
 )
 """Transformers has no class of it; what it computes is what GLM-4.5 without biases does."""

@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from tests.data.models.text.tiny_model import Shapes, Tensors, TinyModel, tiny_config
+from tests.data.models.text.tiny_model import Shapes, Tensors, TinyModel, plain_rope, tiny_config
 from tests.support.files.gguf_writer import Value
 
 _DIM: Final = 12
@@ -33,7 +33,7 @@ def _config(kinds: str, **changes: Any) -> dict[str, Any]:
         vocab_size_per_layer_input=97,
         final_logit_softcapping=_CAP,
         rope_parameters={
-            "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+            "sliding_attention": plain_rope(50.0),
             "full_attention": {
                 "rope_type": "proportional",
                 "partial_rotary_factor": 0.25,

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from tests.data.models.text.tiny_model import Shapes, Tensors, TinyModel, tiny_config
+from tests.data.models.text.tiny_model import Shapes, Tensors, TinyModel, plain_rope, tiny_config
 from tests.support.files.gguf_writer import Value
 
 _WIDTH = 4
@@ -226,7 +226,7 @@ _GRANITE_DENSE: Final = _granite_config(
     num_local_experts=0,
     num_experts_per_tok=0,
     position_embedding_type="rope",
-    rope_parameters={"rope_type": "default", "rope_theta": 300.0},
+    rope_parameters=plain_rope(300.0),
 )
 _NEMOTRON: Final = _nemotron_config(
     "linear_attention", "mlp", "linear_attention", "full_attention", "mlp"

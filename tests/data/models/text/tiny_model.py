@@ -74,3 +74,8 @@ _COMMON: Final[dict[str, Any]] = {
 
 def tiny_config(**changes: Any) -> dict[str, Any]:
     return {**_COMMON, **changes}
+
+
+def plain_rope(theta: float, **others: float) -> dict[str, Any]:
+    """Rotation without scaling, as a configuration says it."""
+    return {"rope_type": "default", "rope_theta": theta, **others}

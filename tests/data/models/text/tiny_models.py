@@ -22,7 +22,7 @@ from tests.data.models.text.tiny_experts import (
     LATENT_MODELS,
 )
 from tests.data.models.text.tiny_gemma4 import GEMMA4_MODELS
-from tests.data.models.text.tiny_model import TinyModel, tiny_config
+from tests.data.models.text.tiny_model import TinyModel, plain_rope, tiny_config
 from tests.data.models.text.tiny_recurrent import RECURRENT_MODELS
 
 PROMPT: Final = tuple(7 * index % 89 for index in range(40))
@@ -96,7 +96,7 @@ DENSE_MODELS: Final = (
         architecture="llama",
         hf_class="Llama",
         seed=1,
-        config=tiny_config(rope_parameters={"rope_type": "default", "rope_theta": 300.0}),
+        config=tiny_config(rope_parameters=plain_rope(300.0)),
         keys={"rope.freq_base": 300.0, "rope.dimension_count": 8},
     ),
     TinyModel(
@@ -260,7 +260,7 @@ DENSE_MODELS: Final = (
             rms_norm_eps=1e-6,
             rope_parameters={
                 "full_attention": {"rope_type": "linear", "rope_theta": 5000.0, "factor": 2.0},
-                "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+                "sliding_attention": plain_rope(50.0),
             },
         ),
         keys={
@@ -280,11 +280,7 @@ DENSE_MODELS: Final = (
         seed=12,
         config=tiny_config(
             sliding_window=11,
-            rope_parameters={
-                "rope_type": "default",
-                "rope_theta": 10000.0,
-                "partial_rotary_factor": 0.5,
-            },
+            rope_parameters=plain_rope(10000.0, partial_rotary_factor=0.5),
         ),
         keys={
             "rope.freq_base": 10000.0,
@@ -304,11 +300,7 @@ DENSE_MODELS: Final = (
             head_dim=16,
             num_attention_heads=4,
             attention_bias=True,
-            rope_parameters={
-                "rope_type": "default",
-                "rope_theta": 10000.0,
-                "partial_rotary_factor": 0.5,
-            },
+            rope_parameters=plain_rope(10000.0, partial_rotary_factor=0.5),
         ),
         keys={
             "attention.key_length": 16,
@@ -381,7 +373,7 @@ SCALED_MODELS: Final = (
         config=tiny_config(
             num_hidden_layers=5,
             tie_word_embeddings=True,
-            rope_parameters={"rope_type": "default", "rope_theta": 300.0},
+            rope_parameters=plain_rope(300.0),
         ),
         keys={"rope.freq_base": 300.0, "rope.dimension_count": 8},
     ),
@@ -390,7 +382,7 @@ SCALED_MODELS: Final = (
         architecture="olmo2",
         hf_class="Olmo2",
         seed=19,
-        config=tiny_config(rope_parameters={"rope_type": "default", "rope_theta": 300.0}),
+        config=tiny_config(rope_parameters=plain_rope(300.0)),
         keys={"rope.freq_base": 300.0},
     ),
     TinyModel(
@@ -408,7 +400,7 @@ SCALED_MODELS: Final = (
                     "factor": 4.0,
                     "original_max_position_embeddings": 32,
                 },
-                "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},
+                "sliding_attention": plain_rope(300.0),
             },
         ),
         keys={
@@ -433,7 +425,7 @@ SCALED_MODELS: Final = (
             qk_scale_factor=2.5,
             output_multiplier=0.4,
             final_logit_softcapping=3.0,
-            rope_parameters={"rope_type": "default", "rope_theta": 300.0},
+            rope_parameters=plain_rope(300.0),
         ),
         keys={
             "attention.key_length": 16,

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tests.data.models.text.tiny_mamba import MAMBA_CLASSES, MAMBA_MODELS, mamba_tensors
-from tests.data.models.text.tiny_model import Shapes, Tensors, TinyModel, tiny_config
+from tests.data.models.text.tiny_model import Shapes, Tensors, TinyModel, plain_rope, tiny_config
 from tests.support.files.gguf_writer import Value
 
 LONG_PROMPT: Final = tuple(7 * index % 89 for index in range(700))
@@ -30,7 +30,7 @@ def _liquid_config(**changes: Any) -> dict[str, Any]:
         max_position_embeddings=1024,
         tie_word_embeddings=True,
         norm_eps=1e-5,
-        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+        rope_parameters=plain_rope(10000.0),
         **changes,
     )
     del config["rms_norm_eps"]
@@ -116,11 +116,7 @@ def _delta_config(*kinds: str, **changes: Any) -> dict[str, Any]:
         linear_value_head_dim=_DELTA_DIM,
         max_position_embeddings=1024,
         rms_norm_eps=1e-6,
-        rope_parameters={
-            "rope_type": "default",
-            "rope_theta": 10000.0,
-            "partial_rotary_factor": 0.25,
-        },
+        rope_parameters=plain_rope(10000.0, partial_rotary_factor=0.25),
         **_HEADS,
         **changes,
     )

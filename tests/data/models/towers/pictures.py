@@ -20,7 +20,8 @@ _EACH: Final = 200  # pictures of each of `CONFIGS`
 SAMPLES: Final = 24
 _MODES: Final = ("RGB", "RGBA", "L", "LA", "P", "transparent", "1", "CMYK", "YCbCr", "I;16")
 _SIZES: Final = ((1, 1), (1, 300), (300, 1), (2, 3), (64, 64), (65, 64), (1500, 4), (192, 192))
-_HALF: Final = (0.5, 0.5, 0.5)
+_HALVES: Final[dict[str, Any]] = dict.fromkeys(("mean", "std"), (0.5, 0.5, 0.5))
+_OTHERS: Final[dict[str, Any]] = {"mean": (0.48, 0.45, 0.4), "std": (0.27, 0.26, 0.28)}
 
 CONFIGS: Final = (
     ProcessorConfig(
@@ -31,8 +32,7 @@ CONFIGS: Final = (
         resampling=Resampling.LANCZOS,
         patch=8,
         merge=2,
-        mean=_HALF,
-        std=_HALF,
+        **_HALVES,
     ),
     ProcessorConfig(
         kind=ProcessorKind.IDEFICS3,
@@ -42,8 +42,7 @@ CONFIGS: Final = (
         resampling=Resampling.BICUBIC,
         patch=14,
         merge=2,
-        mean=(0.48, 0.45, 0.4),
-        std=(0.27, 0.26, 0.28),
+        **_OTHERS,
     ),
     ProcessorConfig(
         kind=ProcessorKind.GEMMA3,
@@ -51,8 +50,7 @@ CONFIGS: Final = (
         resampling=Resampling.BILINEAR,
         patch=14,
         merge=2,
-        mean=_HALF,
-        std=_HALF,
+        **_HALVES,
     ),
     ProcessorConfig(
         kind=ProcessorKind.QWEN_VL,
@@ -61,8 +59,7 @@ CONFIGS: Final = (
         resampling=Resampling.BICUBIC,
         patch=7,
         merge=2,
-        mean=(0.48, 0.45, 0.4),
-        std=(0.27, 0.26, 0.28),
+        **_OTHERS,
     ),
     ProcessorConfig(
         kind=ProcessorKind.PIXTRAL,
@@ -70,8 +67,7 @@ CONFIGS: Final = (
         resampling=Resampling.BICUBIC,
         patch=7,
         merge=2,
-        mean=(0.48, 0.45, 0.4),
-        std=(0.27, 0.26, 0.28),
+        **_OTHERS,
     ),
     ProcessorConfig(
         kind=ProcessorKind.INTERNVL,
@@ -83,8 +79,7 @@ CONFIGS: Final = (
         patch=7,
         merge=2,
         has_class=True,
-        mean=(0.48, 0.45, 0.4),
-        std=(0.27, 0.26, 0.28),
+        **_OTHERS,
     ),
     ProcessorConfig(
         kind=ProcessorKind.GEMMA4,
@@ -94,8 +89,7 @@ CONFIGS: Final = (
         merge=3,
         places=1024,
         adds_places=True,
-        mean=_HALF,
-        std=_HALF,
+        **_HALVES,
     ),
 )
 
