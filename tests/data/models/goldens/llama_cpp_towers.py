@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -39,12 +38,16 @@ _EXACT: Final[dict[str, Any]] = {
 """With which pixels are halves: llama.cpp rounds patches, and the matrix that they meet."""
 
 
+def _changed(kind: type[TinyTower], model: TinyTower, part: str, **changes: Any) -> TinyTower:
+    """A recipe as another kind of recipe, with changes of a part of its configuration."""
+    config = model.config | {part: {**model.config[part], **changes}}
+    return kind(name=model.name, config=config, processor=model.processor, seed=model.seed)
+
+
 def _with_sections(model: TinyTower, sections: list[int]) -> TinyTower:
     """A model whose axes of positions have other shares of the pairs that rotate."""
-    text = model.config["text_config"]
-    rope = {**text["rope_parameters"], "mrope_section": sections}
-    config = model.config | {"text_config": {**text, "rope_parameters": rope}}
-    return replace(model, config=config)
+    rope = {**model.config["text_config"]["rope_parameters"], "mrope_section": sections}
+    return _changed(type(model), model, "text_config", rope_parameters=rope)
 
 
 class _WiderPictures(TinyMerging):
@@ -81,7 +84,7 @@ class _LargerUnified(TinyGemma4Unified):
         return ((168, 240), (288, 144))[tile % 2]
 
 
-_VISION: Final = {**QWEN25_VL.config["vision_config"], "window_size": 112}
+_WINDOWS: Final = ["sliding_attention", "sliding_attention", "full_attention"]
 # llama.cpp leaves pairs alone that are of an axis without a share at their place; Transformers
 # rotates them by the first axis. Qwen3-VL has two of 64, whose angles are small.
 MODELS: Final = (
@@ -93,52 +96,19 @@ MODELS: Final = (
     INTERNVL,
     QWEN2_VL,
     # llama.cpp's rows see each other in all layers, those of Transformers in those with a window.
-    _LargerPictures(
-        name=GEMMA4.name,
-        config=GEMMA4.config
-        | {
-            "text_config": {
-                **GEMMA4.config["text_config"],
-                "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
-            }
-        },
-        processor=GEMMA4.processor,
-        seed=GEMMA4.seed,
-    ),
+    _changed(_LargerPictures, GEMMA4, "text_config", layer_types=_WINDOWS),
     # Rows see none behind them there if they are as wide as those of E2B or E4B.
-    _LargerPictures(
-        name=GEMMA4_E.name,
-        config=GEMMA4_E.config
-        | {
-            "text_config": {
-                **GEMMA4_E.config["text_config"],
-                "hidden_size": 1536,
-                "num_hidden_layers": 3,
-                "num_kv_shared_layers": 1,
-                "layer_types": ["sliding_attention", "full_attention", "full_attention"],
-            }
-        },
-        processor=GEMMA4_E.processor,
-        seed=GEMMA4_E.seed,
+    _changed(
+        _LargerPictures,
+        GEMMA4_E,
+        "text_config",
+        hidden_size=1536,
+        num_hidden_layers=3,
+        num_kv_shared_layers=1,
+        layer_types=["sliding_attention", "full_attention", "full_attention"],
     ),
-    _LargerUnified(
-        name=GEMMA4_UNIFIED.name,
-        config=GEMMA4_UNIFIED.config
-        | {
-            "text_config": {
-                **GEMMA4_UNIFIED.config["text_config"],
-                "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
-            }
-        },
-        processor=GEMMA4_UNIFIED.processor,
-        seed=GEMMA4_UNIFIED.seed,
-    ),
-    _WiderPictures(
-        name=QWEN25_VL.name,
-        config=QWEN25_VL.config | {"vision_config": _VISION},
-        processor=QWEN25_VL.processor,
-        seed=QWEN25_VL.seed,
-    ),
+    _changed(_LargerUnified, GEMMA4_UNIFIED, "text_config", layer_types=_WINDOWS),
+    _changed(_WiderPictures, QWEN25_VL, "vision_config", window_size=112),
 )
 
 
