@@ -13,6 +13,7 @@ import pytest
 from rocmforge.errors import BadFolder, RocmForgeError, UnsupportedTensor
 from rocmforge.models.config import ActivationFunction
 from rocmforge.models.vision.config import ProcessorKind, Resampling
+from rocmforge.models.weights import present
 from rocmforge.opening import describe, open_checkpoint
 from tests.data.models.towers.tiny_gemma4_tower import BOUNDS, GEMMA4, GEMMA4_E
 from tests.data.models.towers.tiny_internvl import INTERNVL
@@ -26,17 +27,12 @@ from tests.support.files.safetensors_writer import write_safetensors
 
 def write(folder: Path, vision: dict[str, Any] | None = None, **processor: Any) -> Path:
     """The tiny SmolVLM with changes to its tower's configuration and to its processor."""
-    changed = SMOLVLM.config["vision_config"] | (vision or {})
-    path = write_tower_folder(SMOLVLM, folder / "model", vision_config=changed)
-    (path / "preprocessor_config.json").write_text(json.dumps(SMOLVLM.processor | processor))
-    return path
+    return write_tower_folder(SMOLVLM, folder / "model", vision, processor)
 
 
 def test_a_folder_says_how_it_takes_images(tmp_path: Path) -> None:
     with open_checkpoint(write(tmp_path)) as checkpoint:
-        vision, tower = checkpoint.vision, checkpoint.tower
-        assert vision is not None
-        assert tower is not None
+        vision, tower = present(checkpoint.vision), present(checkpoint.tower)
         assert (vision.placeholder, vision.marker) == (PLACEHOLDER, "<image>")
         processor = vision.processor
         assert processor.kind is ProcessorKind.IDEFICS3
@@ -142,10 +138,7 @@ def test_a_tower_lacks_no_weight(tmp_path: Path) -> None:
 
 def gemma3(folder: Path, processor: dict[str, Any] | None = None, **config: Any) -> Path:
     """The tiny Gemma 3 with changes to its processor and its configuration."""
-    path = write_tower_folder(GEMMA3, folder / "model", **config)
-    said = GEMMA3.processor | (processor or {})
-    (path / "preprocessor_config.json").write_text(json.dumps(said))
-    return path
+    return write_tower_folder(GEMMA3, folder / "model", None, processor, **config)
 
 
 def test_gemma_3_scales_pictures_to_one_tile_whose_rows_see_each_other(tmp_path: Path) -> None:
@@ -202,20 +195,13 @@ def write_qwen(
 ) -> Path:
     """The tiny Qwen3-VL with changes to its tower, its rotation and its processor."""
     text = QWEN3_VL.config["text_config"]
-    changed = {
-        "vision_config": QWEN3_VL.config["vision_config"] | (vision or {}),
-        "text_config": text | {"rope_parameters": text["rope_parameters"] | (rope or {})},
-    }
-    path = write_tower_folder(QWEN3_VL, folder / "model", **changed)
-    (path / "preprocessor_config.json").write_text(json.dumps(QWEN3_VL.processor | processor))
-    return path
+    turned = text | {"rope_parameters": text["rope_parameters"] | (rope or {})}
+    return write_tower_folder(QWEN3_VL, folder / "model", vision, processor, text_config=turned)
 
 
 def test_a_folder_of_qwen_says_how_it_takes_images(tmp_path: Path) -> None:
     with open_checkpoint(write_qwen(tmp_path)) as checkpoint:
-        vision, tower = checkpoint.vision, checkpoint.tower
-        assert vision is not None
-        assert tower is not None
+        vision, tower = present(checkpoint.vision), present(checkpoint.tower)
         assert (vision.placeholder, vision.marker) == (PLACEHOLDER, "<|image_pad|>")
         processor = vision.processor
         assert (processor.kind, processor.places) == (ProcessorKind.QWEN_VL, 6)
@@ -262,17 +248,12 @@ def write_changed(
     model: TinyTower, folder: Path, vision: dict[str, Any], config: dict[str, Any], **said: Any
 ) -> Path:
     """A tiny model with changes."""
-    changed = {"vision_config": model.config["vision_config"] | vision, **config}
-    path = write_tower_folder(model, folder / "model", **changed)
-    (path / "preprocessor_config.json").write_text(json.dumps(model.processor | said))
-    return path
+    return write_tower_folder(model, folder / "model", vision, said, **config)
 
 
 def test_a_folder_of_mistral_says_how_it_takes_images(tmp_path: Path) -> None:
     with open_checkpoint(write_changed(MISTRAL3, tmp_path, {}, {})) as checkpoint:
-        vision, tower = checkpoint.vision, checkpoint.tower
-        assert vision is not None
-        assert tower is not None
+        vision, tower = present(checkpoint.vision), present(checkpoint.tower)
         assert (vision.placeholder, vision.marker) == (PLACEHOLDER, "[IMG]")
         assert (vision.begin, vision.between, vision.end) == ("", "[IMG_BREAK]", "[IMG_END]")
         processor = vision.processor
@@ -340,9 +321,7 @@ def test_a_tower_of_mistral_lacks_no_merger(tmp_path: Path) -> None:
 
 def test_a_folder_of_internvl_says_how_it_takes_images(tmp_path: Path) -> None:
     with open_checkpoint(write_changed(INTERNVL, tmp_path, {}, {})) as checkpoint:
-        vision, tower = checkpoint.vision, checkpoint.tower
-        assert vision is not None
-        assert tower is not None
+        vision, tower = present(checkpoint.vision), present(checkpoint.tower)
         assert (vision.placeholder, vision.marker) == (PLACEHOLDER, "<IMG_CONTEXT>")
         assert (vision.begin, vision.between, vision.end) == ("<img>", "", "</img>")
         processor = vision.processor
@@ -392,11 +371,6 @@ def test_a_tower_of_internvl_lacks_no_weight(tmp_path: Path, missing: str) -> No
         open_checkpoint(path)
 
 
-def write_merging(model: TinyTower, folder: Path, **vision: Any) -> Path:
-    """The tiny Qwen2-VL or Qwen2.5-VL with changes to its tower's configuration."""
-    return write_tower_folder(model, folder, vision_config=model.config["vision_config"] | vision)
-
-
 @pytest.mark.parametrize(
     ("vision", "message"),
     [
@@ -412,7 +386,7 @@ def test_a_tower_with_windows_that_cannot_be_is_refused_by_its_name(
     tmp_path: Path, vision: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(RocmForgeError, match=message):
-        open_checkpoint(write_merging(QWEN25_VL, tmp_path / "model", **vision))
+        open_checkpoint(write_tower_folder(QWEN25_VL, tmp_path / "model", vision))
 
 
 @pytest.mark.parametrize(
@@ -430,7 +404,7 @@ def test_a_tower_of_qwen_2_that_cannot_be_is_refused_by_its_name(
     tmp_path: Path, vision: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(RocmForgeError, match=message):
-        open_checkpoint(write_merging(QWEN2_VL, tmp_path / "model", **vision))
+        open_checkpoint(write_tower_folder(QWEN2_VL, tmp_path / "model", vision))
 
 
 def test_a_tower_without_gates_may_have_quick_gelu(tmp_path: Path) -> None:
@@ -444,7 +418,7 @@ def test_qwen_2_is_read_in_the_layout_in_which_it_was_published(
     tmp_path: Path, model: TinyTower
 ) -> None:
     """Keys of the text model stand outside, and names lack what Transformers puts before them."""
-    path, new = tmp_path / "model", write_merging(model, tmp_path / "new")
+    path, new = tmp_path / "model", write_tower_folder(model, tmp_path / "new")
     text = model.config["text_config"]
     old = {key: model.config[key] for key in ("image_token_id", "tie_word_embeddings")}
     rope = {"type": "mrope", "mrope_section": text["rope_parameters"]["mrope_section"]}
@@ -477,17 +451,12 @@ def test_qwen_2_is_read_in_the_layout_in_which_it_was_published(
 
 def write_gemma4(folder: Path, vision: dict[str, Any], **processor: Any) -> Path:
     """The tiny Gemma 4 with changes to its tower's configuration and to its processor."""
-    changed = GEMMA4.config["vision_config"] | vision
-    path = write_tower_folder(GEMMA4, folder / "model", vision_config=changed)
-    (path / "preprocessor_config.json").write_text(json.dumps(GEMMA4.processor | processor))
-    return path
+    return write_tower_folder(GEMMA4, folder / "model", vision, processor)
 
 
 def test_a_folder_of_gemma_4_says_how_it_takes_images(tmp_path: Path) -> None:
     with open_checkpoint(write_gemma4(tmp_path, {}, max_soft_tokens=70)) as checkpoint:
-        vision, tower = checkpoint.vision, checkpoint.tower
-        assert vision is not None
-        assert tower is not None
+        vision, tower = present(checkpoint.vision), present(checkpoint.tower)
         assert (vision.placeholder, vision.marker) == (PLACEHOLDER, "<|image|>")
         assert (vision.begin, vision.end) == ("<|image>", "<image|>")
         assert (vision.both_ways, vision.whole_rows) == (True, 70)
@@ -583,7 +552,6 @@ def test_bounds_that_cannot_be_are_refused_by_their_names(
 def test_products_have_bounds_if_the_configuration_says_so_alone(
     tmp_path: Path, model: TinyTower, has_bounds: bool
 ) -> None:
-    vision = model.config["vision_config"] | {"use_clipped_linears": has_bounds}
-    path = write_tower_folder(model, tmp_path / "model", vision_config=vision)
+    path = write_tower_folder(model, tmp_path / "model", {"use_clipped_linears": has_bounds})
     with pytest.raises(UnsupportedTensor, match=r"q_proj.input_min"):
         open_checkpoint(path)

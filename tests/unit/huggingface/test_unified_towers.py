@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import pytest
 from rocmforge.errors import RocmForgeError, UnsupportedTensor
 from rocmforge.gguf.checkpoint import open_gguf_checkpoint
 from rocmforge.models.vision.image import normalised
+from rocmforge.models.weights import present
 from rocmforge.opening import describe, open_checkpoint
 from tests.data.models.towers.tiny_gemma4_unified import GEMMA4_UNIFIED as MODEL
 from tests.data.models.towers.tiny_tower import PLACEHOLDER, published
@@ -23,17 +23,12 @@ EMBEDDER = "model.embed_vision."
 
 def write(folder: Path, vision: dict[str, Any] | None = None, **processor: Any) -> Path:
     """The folder, with changes to its tower's configuration and to its processor."""
-    changed = MODEL.config["vision_config"] | (vision or {})
-    path = write_tower_folder(MODEL, folder / "model", vision_config=changed)
-    (path / "preprocessor_config.json").write_text(json.dumps(MODEL.processor | processor))
-    return path
+    return write_tower_folder(MODEL, folder / "model", vision, processor)
 
 
 def test_a_folder_says_how_it_takes_images(tmp_path: Path) -> None:
     with open_checkpoint(write(tmp_path, max_soft_tokens=70)) as checkpoint:
-        vision, tower = checkpoint.vision, checkpoint.tower
-        assert vision is not None
-        assert tower is not None
+        vision, tower = present(checkpoint.vision), present(checkpoint.tower)
         assert (vision.placeholder, vision.marker) == (PLACEHOLDER, "<|image|>")
         assert (vision.begin, vision.end) == ("<|image>", "<image|>")
         assert (vision.both_ways, vision.whole_rows) == (True, 70)

@@ -65,11 +65,26 @@ def pixels(model: TinyTower, tile: int) -> npt.NDArray[np.uint8]:
     return np.clip(smooth + noise, 0, 255).astype(np.uint8)
 
 
-def write_tower_folder(model: TinyTower, path: Path, **config: Any) -> Path:
-    """Writes the folder of a model, with changes to its configuration; returns its path."""
+def write_tower_folder(
+    model: TinyTower,
+    path: Path,
+    vision: dict[str, Any] | None = None,
+    processor: dict[str, Any] | None = None,
+    **config: Any,
+) -> Path:
+    """Writes the folder of a model; returns its path.
+
+    Args:
+        model: The recipe.
+        path: Where to.
+        vision: Changes to what the configuration says of the tower.
+        processor: Changes to what is said of the processor.
+        config: Changes to the rest of the configuration.
+    """
     path.mkdir(parents=True)
-    (path / "config.json").write_text(json.dumps({**model.config, **config}))
-    (path / "preprocessor_config.json").write_text(json.dumps(model.processor))
+    changed = {"vision_config": model.config["vision_config"] | (vision or {}), **config}
+    (path / "config.json").write_text(json.dumps(model.config | changed))
+    (path / "preprocessor_config.json").write_text(json.dumps(model.processor | (processor or {})))
     write_safetensors(path / "model.safetensors", model.stored(hf_weights(model)))
     return path
 
