@@ -34,6 +34,7 @@ def test_a_folder_says_how_it_takes_images(tmp_path: Path) -> None:
         assert (vision.both_ways, vision.whole_rows) == (True, 70)
         assert (vision.processor.patch, vision.processor.merge) == (24, 1)
         assert (tower.config.num_layers, tower.config.max_context) == (0, 70)
+        assert (tower.config.norm_eps, present(tower.config.tower).row_norm_eps) == (1e-5, 1e-6)
         assert [layer.sees_ahead for layer in checkpoint.config.layers] == [True, False, False]
         weights, found = hf_weights(MODEL), tower.weights
         green = slice(24 * 24, 2 * 24 * 24)
