@@ -111,8 +111,8 @@ __device__ __forceinline__ bool norm_route(const NormRoute& x, float* total, con
   if (block < kTokens) {
     const int token = first_token + block;
     if (token < x.tokens) {
-      rms_norm<true>(token, {x.delta, x.residual, total, x.post_weight}, to, other, x.features,
-                     x.eps, [] {});
+      rms_norm<true>(token, WholeRows{x.delta}, {x.residual, total, x.post_weight}, to, other,
+                     x.features, x.eps, [] {});
     }
     return false;
   }

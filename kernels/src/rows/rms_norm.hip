@@ -8,7 +8,7 @@ extern "C" __global__ __launch_bounds__(1024) void rf_rms_norm(
     rf::ActScale* __restrict__ out_q_scale, int32_t out_q_lo_offset, int64_t stride,
     int32_t hidden_size, float eps) {
   x += static_cast<int64_t>(blockIdx.x) * (stride - hidden_size);
-  rf::rms_norm<false>(blockIdx.x, {x},
+  rf::rms_norm<false>(blockIdx.x, rf::WholeRows{x}, {},
                       {weight, {out_f32, out_f16, out_q, out_q_scale, out_q_lo_offset}}, {},
                       hidden_size, eps, [=] {
                         rf::wait_for_previous(x);
@@ -24,7 +24,7 @@ extern "C" __global__ __launch_bounds__(1024) void rf_add_rms_norm(
     const float* __restrict__ weight, float* __restrict__ out_f32, rf::half* __restrict__ out_f16,
     int8_t* __restrict__ out_q, rf::ActScale* __restrict__ out_q_scale, int32_t out_q_lo_offset,
     int32_t hidden_size, float eps) {
-  rf::rms_norm<true>(blockIdx.x, {delta, residual, residual, post_weight, scale},
+  rf::rms_norm<true>(blockIdx.x, rf::WholeRows{delta}, {residual, residual, post_weight, scale},
                      {weight, {out_f32, out_f16, out_q, out_q_scale, out_q_lo_offset}}, {},
                      hidden_size, eps, [=] {
                        rf::wait_for_previous(delta, residual);
@@ -41,12 +41,13 @@ extern "C" __global__ __launch_bounds__(rf::kMostSplitsThreads) void rf_add_spli
     int8_t* __restrict__ out_q, rf::ActScale* __restrict__ out_q_scale, int32_t out_q_lo_offset,
     int32_t splits, int32_t hidden_size, float eps) {
   const int64_t stride = static_cast<int64_t>(RF_GRID_SIZE(x)) * hidden_size;
-  rf::rms_norm<true, true, true>(
-      blockIdx.x, {partial, residual, residual, post_weight, scale, splits, stride, bias},
-      {weight, {out_f32, out_f16, out_q, out_q_scale, out_q_lo_offset}}, {}, hidden_size, eps, [=] {
-        rf::wait_for_previous(partial, residual);
-        rf::let_next_begin_if_few_rows();
-      });
+  rf::rms_norm<true>(blockIdx.x, rf::RowsInSplits{partial, bias, splits, stride},
+                     {residual, residual, post_weight, scale},
+                     {weight, {out_f32, out_f16, out_q, out_q_scale, out_q_lo_offset}}, {},
+                     hidden_size, eps, [=] {
+                       rf::wait_for_previous(partial, residual);
+                       rf::let_next_begin_if_few_rows();
+                     });
 }
 
 // x itself, in the forms that a norm has. Grid: (rows).
@@ -54,7 +55,7 @@ extern "C" __global__ __launch_bounds__(1024) void rf_give_rows(
     const float* __restrict__ x, float* __restrict__ out_f32, rf::half* __restrict__ out_f16,
     int8_t* __restrict__ out_q, rf::ActScale* __restrict__ out_q_scale, int32_t out_q_lo_offset,
     int32_t hidden_size) {
-  rf::rms_norm<false, false>(blockIdx.x, {x},
+  rf::rms_norm<false, false>(blockIdx.x, rf::WholeRows{x}, {},
                              {nullptr, {out_f32, out_f16, out_q, out_q_scale, out_q_lo_offset}}, {},
                              hidden_size, 0.0f, [=] {
                                rf::wait_for_previous(x);
@@ -70,7 +71,7 @@ extern "C" __global__ __launch_bounds__(1024) void rf_add_rows(
     rf::half* __restrict__ out_f16, int8_t* __restrict__ out_q,
     rf::ActScale* __restrict__ out_q_scale, int32_t out_q_lo_offset, int32_t hidden_size,
     float eps) {
-  rf::rms_norm<true, false>(blockIdx.x, {delta, residual, residual, post_weight},
+  rf::rms_norm<true, false>(blockIdx.x, rf::WholeRows{delta}, {residual, residual, post_weight},
                             {nullptr, {out_f32, out_f16, out_q, out_q_scale, out_q_lo_offset}}, {},
                             hidden_size, eps, [=] {
                               rf::wait_for_previous(delta, residual);

@@ -14,17 +14,12 @@ __device__ __forceinline__ void let_next_begin_if_few_rows() {
   if (static_cast<int>(RF_GRID_SIZE(x)) <= kFewRows) let_next_begin();
 }
 
-// What is normed.
-struct NormInput {
-  const float* x;
-  const float* residual = nullptr;     // kAdd: is added to x
-  float* total = nullptr;              // kAdd: where the sum goes; may be the residual's place
-  const float* post_weight = nullptr;  // kAdd: not null: the norm of x is added, with this weight
-  const float* scale = nullptr;        // kAdd: multiplies the sum, if it is not null
-  // kSplits: x is the sum of so many arrays, of `split_stride` elements each, and the bias.
-  int splits = 1;
-  int64_t split_stride = 0;
-  const float* bias = nullptr;
+// What is added to a row before it is normed, and the place of the sum.
+struct NormSum {
+  const float* residual = nullptr;
+  float* total = nullptr;              // may be the residual's place
+  const float* post_weight = nullptr;  // not null: the norm of the row is added, with this weight
+  const float* scale = nullptr;        // multiplies the sum, if it is not null
 };
 
 // A norm of the row; without a weight none is made.
@@ -41,35 +36,51 @@ __device__ __forceinline__ void load_row(const float* from, int hidden_size, Nor
   }
 }
 
+// Rows [rows, hidden_size] as they are.
+struct WholeRows {
+  const float* x;
+
+  __device__ __forceinline__ void load(int64_t row, int hidden_size, NormRow& to) const {
+    load_row(x + row * hidden_size, hidden_size, to);
+  }
+};
+
 // Threads of a block that adds up splits, at most: with 1,024 in wide waves there are 64 registers
 // for each, which are too few.
 inline constexpr int kMostSplitsThreads = kWave == 64 ? 512 : 1024;
 
-// Adds up what the splits of a product have of a row, in the order and with the bits of
-// rf_gemm_sum. Loads are on their way together, kTogether of a step.
-__device__ __forceinline__ void load_row_of_splits(const NormInput& from, int64_t first,
-                                                   int hidden_size, NormRow& to) {
-  constexpr int kTogether = 4;
+// Rows that are the sums of what the splits of a product left, and of the bias, in the order and
+// with the bits of rf_gemm_sum.
+struct RowsInSplits {
+  const float* partial;  // [splits, rows, hidden_size]
+  const float* bias;     // null: none
+  int splits;
+  int64_t split_stride;  // elements of a split
+
+  // Loads are on their way together, kTogether of a step.
+  __device__ __forceinline__ void load(int64_t row, int hidden_size, NormRow& to) const {
+    constexpr int kTogether = 4;
 #pragma unroll
-  for (int step = 0; step < kNormSteps; ++step) {
-    const int i = norm_index(step);
-    to[step] = 0.0f;
-    if (i >= hidden_size) continue;
-    const float* x = from.x + first + i;
-    for (int split = 0; split < from.splits; split += kTogether) {
-      Vec<float, 4> parts[kTogether];
+    for (int step = 0; step < kNormSteps; ++step) {
+      const int i = norm_index(step);
+      to[step] = 0.0f;
+      if (i >= hidden_size) continue;
+      const float* x = partial + row * hidden_size + i;
+      for (int split = 0; split < splits; split += kTogether) {
+        Vec<float, 4> parts[kTogether];
 #pragma unroll
-      for (int k = 0; k < kTogether; ++k) {
-        parts[k] = load16(x + min(split + k, from.splits - 1) * from.split_stride);
+        for (int k = 0; k < kTogether; ++k) {
+          parts[k] = load16(x + min(split + k, splits - 1) * split_stride);
+        }
+#pragma unroll
+        for (int k = 0; k < kTogether; ++k) {
+          if (split + k < splits) to[step] += parts[k];
+        }
       }
-#pragma unroll
-      for (int k = 0; k < kTogether; ++k) {
-        if (split + k < from.splits) to[step] += parts[k];
-      }
+      if (bias) to[step] += load16(bias + i);
     }
-    if (from.bias) to[step] += load16(from.bias + i);
   }
-}
+};
 
 // Returns 1 / root mean square of a row in all threads of its block. Values beyond the row's end
 // are zeros. `squares`: LDS of kMostSquares, free again when this returns.
@@ -96,13 +107,14 @@ __device__ __forceinline__ Vec<float, 4> added(Vec<float, 4> x, float factor, Ve
   return x * weights * factor + old;
 }
 
-// The norm of row `row`, by one block; hidden_size is a multiple of 4 (of 32 for int8) and at most
-// 16 * blockDim.x. Without kNorm, the row goes to `to.out` as it is. `other`: one more norm.
+// The norm of row `row` of x, by one block, which with kAdd is added to something first;
+// hidden_size is a multiple of 4 (of 32 for int8) and at most 16 * blockDim.x. Without kNorm, the
+// row goes to `to.out` as it is. `other`: one more norm.
 // Calls `begun` when the weights are on their way, where a kernel may be launched early.
-template <bool kAdd, bool kNorm = true, bool kSplits = false, class Begun>
-__device__ __forceinline__ void rms_norm(int64_t row, const NormInput& from, const NormOutput& to,
-                                         const NormOutput& other, int hidden_size, float eps,
-                                         const Begun& begun) {
+template <bool kAdd, bool kNorm = true, class Rows, class Begun>
+__device__ __forceinline__ void rms_norm(int64_t row, const Rows& x, const NormSum& sum,
+                                         const NormOutput& to, const NormOutput& other,
+                                         int hidden_size, float eps, const Begun& begun) {
   __shared__ float squares[kMostSquares];
   const int64_t first = row * hidden_size;
 
@@ -110,37 +122,33 @@ __device__ __forceinline__ void rms_norm(int64_t row, const NormInput& from, con
   // anything is stored, as that might be the same place. Those of the two norms follow each other
   // in the same registers.
   NormRow values, weights;
-  const float multiplier = kAdd && from.scale ? *from.scale : 1.0f;
-  const float* first_weight = kAdd && from.post_weight ? from.post_weight : to.weight;
+  const float multiplier = kAdd && sum.scale ? *sum.scale : 1.0f;
+  const float* first_weight = kAdd && sum.post_weight ? sum.post_weight : to.weight;
   const auto load_first_weights = [&] {
     if (kNorm || first_weight) load_row(first_weight, hidden_size, weights);
   };
   if constexpr (kBeginsEarly) load_first_weights();
   begun();
-  if constexpr (kSplits) {
-    load_row_of_splits(from, first, hidden_size, values);
-  } else {
-    load_row(from.x + first, hidden_size, values);
-  }
+  x.load(row, hidden_size, values);
   if constexpr (!kBeginsEarly) load_first_weights();
   if constexpr (kAdd) {
     float post_factor = 1.0f;
-    if (from.post_weight) post_factor = norm_factor(values, hidden_size, eps, squares);
+    if (sum.post_weight) post_factor = norm_factor(values, hidden_size, eps, squares);
 #pragma unroll
     for (int step = 0; step < kNormSteps; ++step) {
       const int i = norm_index(step);
       if (i >= hidden_size) continue;
-      const Vec<float, 4> old = load16(from.residual + first + i);
-      values[step] = from.post_weight ? added(values[step], post_factor, weights[step], old)
-                                      : values[step] + old;
+      const Vec<float, 4> old = load16(sum.residual + first + i);
+      values[step] = sum.post_weight ? added(values[step], post_factor, weights[step], old)
+                                     : values[step] + old;
       values[step] *= multiplier;
     }
 #pragma unroll
     for (int step = 0; step < kNormSteps; ++step) {
       const int i = norm_index(step);
-      if (i < hidden_size) store16(from.total + first + i, values[step]);
+      if (i < hidden_size) store16(sum.total + first + i, values[step]);
     }
-    if (kNorm && from.post_weight) load_row(to.weight, hidden_size, weights);
+    if (kNorm && sum.post_weight) load_row(to.weight, hidden_size, weights);
   }
   float factor = 1.0f;
   if constexpr (kNorm) factor = norm_factor(values, hidden_size, eps, squares);
