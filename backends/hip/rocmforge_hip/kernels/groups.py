@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rocmforge_hip.device.arguments import I32, I64, Pointer
+from rocmforge_hip.device.arguments import F32, I32, I64, Forms, Pointer
 
 
 def rf_group_experts(
@@ -29,6 +29,22 @@ def rf_mix_experts(
     is_sorted: I32,
 ) -> None:
     """Adds up what its experts made of each token, weighted."""
+
+
+def rf_add_pairs_rms_norm(
+    *,
+    y: Pointer,
+    places: Pointer,
+    weights: Pointer,
+    residual: Pointer,
+    weight: Pointer,
+    out: Forms,
+    num_chosen: I32,
+    is_sorted: I32,
+    hidden_size: I32,
+    eps: F32,
+) -> None:
+    """Adds the sums that `rf_mix_experts` makes to the residual, and norms that."""
 
 
 def rf_fetch_experts(

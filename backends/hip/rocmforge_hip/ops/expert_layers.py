@@ -12,6 +12,7 @@ from rocmforge_hip.ops.activations import Activation, ActivationArrays
 from rocmforge_hip.ops.experts.beside import BesideKernels
 from rocmforge_hip.ops.experts.deferred import DeferredExperts
 from rocmforge_hip.ops.experts.groups import GroupKernels
+from rocmforge_hip.ops.experts.pair_sums import PairSums, UnmadePairs
 from rocmforge_hip.ops.experts.pairs import PairKernels, empty_mix
 from rocmforge_hip.ops.experts.routing import RouteKernels, UnmadeChoice, UnmadeSum
 from rocmforge_hip.ops.experts.shared import SharedKernels
@@ -40,8 +41,10 @@ class ExpertKernels:
             *(resources.rank, resources.hosted_routers),
         )
         of_experts = library, arena, products, resources.expert_formats
-        self.pairs, self.groups = PairKernels(*of_experts), GroupKernels(*of_experts)
-        self.shared = SharedKernels(*of_experts, self.pairs, self.groups)
+        self.pair_sums = PairSums(library, resources.config.norm_eps)
+        self.pairs = PairKernels(*of_experts)
+        self.groups = GroupKernels(*of_experts, self.pair_sums)
+        self.shared = SharedKernels(*of_experts, self.pairs)
         self.deferred = DeferredExperts(library, products, self.pairs, resources.expert_formats)
         self.beside = None
         if arena.experts is not None and arena.experts.mixed is not None:
@@ -125,13 +128,35 @@ class ExpertLayers:
             assert is_norm_later(x)
             out = empty_mix(self._arena, x.rows, experts)
             return kernels.deferred.mix(x, chosen, weights, experts, GATES[activation], out)
+        mixed = self._multiplying(x, chosen, experts).mix(
+            x, chosen, weights, experts, GATES[activation]
+        )
+        return mixed if self._adds_and_norms(mixed) else self._sums.made(mixed)
+
+    def _multiplying(
+        self, x: Activation, chosen: Activation, experts: Experts[Weight]
+    ) -> SharedKernels | GroupKernels | PairKernels:
+        """Returns what is fastest for so many tokens."""
+        kernels = self._kernels
         if kernels.shared.multiplies(x.rows, experts):
-            return kernels.shared.mix(x, chosen, weights, experts, GATES[activation])
+            return kernels.shared
         matrix = part_of(experts.down).matrix
         pairs = x.rows * (chosen.features - matrix.num_shared)
         grouped = groups_experts(pairs, matrix.num_experts - matrix.num_shared, kernels.slices)
-        multiplying = kernels.groups if grouped else kernels.pairs
-        return multiplying.mix(x, chosen, weights, experts, GATES[activation])
+        return kernels.groups if grouped else kernels.pairs
+
+    def _adds_and_norms(self, mixed: Activation) -> bool:
+        """Returns whether the launch that adds it to the residual and norms that adds it up.
+
+        It reads each pair once, as a launch before it would, which also wrote and read the sum: so
+        it is faster for any number of tokens.
+        """
+        return (
+            isinstance(mixed, UnmadePairs)
+            and isinstance(self._norms, RmsNorms)
+            and mixed.arrays is self._arena.delta
+            and self._kernels.pair_sums.adds_and_norms(mixed.features)
+        )
 
     def multiplies_beside(
         self,

@@ -67,7 +67,8 @@ class HipOps:
             experts = ExpertKernels(resources, self.products)
         self._sums = Sums(
             *(arena, self.products, self._norms, config.norm_eps),
-            *((experts.route, experts.deferred, experts.beside) if experts else (None,) * 3),
+            *((experts.route, experts.deferred) if experts else (None, None)),
+            *((experts.beside, experts.pair_sums) if experts else (None, None)),
         )
         self._experts = None
         if experts is not None:

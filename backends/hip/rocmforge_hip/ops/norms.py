@@ -135,7 +135,7 @@ class RmsNorms:
         rows, features = residual.rows, residual.features
         self._add_splits.launch(
             (rows, 1, 1),
-            _splits_threads(features, self._add_splits.max_threads),
+            sum_threads(features, self._add_splits.max_threads),
             partial=delta.partial,
             bias=delta.bias,
             residual=f32_of(residual),
@@ -298,6 +298,6 @@ def norm_threads(features: int) -> int:
     return max(min(round_up(ceil_div(features, 4), 64), 256), round_up(ceil_div(features, 16), 64))
 
 
-def _splits_threads(features: int, most: int) -> int:
-    """Returns the same for a row that is added up: as many loads as possible are under way."""
+def sum_threads(features: int, most: int) -> int:
+    """Returns those for a row that is added up first: as many loads as possible are under way."""
     return min(round_up(ceil_div(features, 4), 64), most)

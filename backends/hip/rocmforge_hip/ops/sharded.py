@@ -56,7 +56,7 @@ class ShardedOps(HipOps):
         activation: ActivationFunction,
     ) -> Activation:
         """Adds up what the experts of each rank make of a token."""
-        mixed = super().experts(x, chosen, weights, experts, activation)
+        mixed = self._sums.made(super().experts(x, chosen, weights, experts, activation))
         self._communicator.all_reduce(f32_of(mixed))
         return mixed
 

@@ -13,6 +13,7 @@ from rocmforge_hip.device.memory import DeviceArray
 from rocmforge_hip.ops.activations import Activation, ActivationArrays, Forms
 from rocmforge_hip.ops.experts.beside import BesideKernels, DownBeside
 from rocmforge_hip.ops.experts.deferred import DeferredExperts, UnmadeMix
+from rocmforge_hip.ops.experts.pair_sums import PairSums, UnmadePairs
 from rocmforge_hip.ops.experts.routing import RouteKernels, UnmadeSum
 from rocmforge_hip.ops.linear.gemm import UnmadeSplits
 from rocmforge_hip.ops.linear.mixed_gemv import NormLater, UnmadeProduct, is_norm_later
@@ -33,6 +34,7 @@ class Sums:
         route: Of a model with experts.
         experts: Of such a model, those of one token.
         beside: Those of a token and a network beside them, of a model that has some.
+        pair_sums: Of a model with experts, what adds up those of several tokens.
     """
 
     def __init__(
@@ -44,6 +46,7 @@ class Sums:
         route: RouteKernels | None,
         experts: DeferredExperts | None,
         beside: BesideKernels | None,
+        pair_sums: PairSums | None,
     ) -> None:
         self._arena = arena
         self._products = products
@@ -52,13 +55,14 @@ class Sums:
         self._route = route
         self._experts = experts
         self._beside = beside
+        self._pair_sums = pair_sums
 
     def norm(
         self, x: Activation, weight: Weight | None, bias: Weight | None, eps: float | None
     ) -> Activation:
         """Does what `Ops.norm` says, or leaves it to what adds it to the residual."""
-        is_deferred = isinstance(x, UnmadeMix) or (isinstance(x, UnmadeProduct) and x.defers)
-        x = self.made(x) if is_deferred else x
+        is_mix = isinstance(x, UnmadeMix | UnmadePairs)
+        x = self.made(x) if is_mix or (isinstance(x, UnmadeProduct) and x.defers) else x
         if isinstance(x, UnmadeProduct | UnmadeSum):
             assert eps is None, "such products are not left for later"
             return replace(x, post_norm=weight)
@@ -123,11 +127,18 @@ class Sums:
         out: Activation,
         scale: Weight | None = None,
     ) -> None:
-        """Adds to the residual and norms the sum in a launch of its own, which adds up splits."""
+        """Adds to the residual and norms the sum in a launch of its own.
+
+        It adds up what splits of a product left, and what experts made of pairs.
+        """
         if _is_in_splits(delta) and weight is not None:
             assert isinstance(self._norms, RmsNorms)
             self._products.gemm.take(delta)
             self._norms.add_splits_norm(residual, delta, weight, out, scale)
+            return
+        if isinstance(delta, UnmadePairs) and weight is not None and scale is None:
+            assert self._pair_sums is not None
+            self._pair_sums.add_and_norm(residual, delta, weight, out)
             return
         x, post_norm = self.unnormed(delta)
         self._norms.add_norm(residual, x, weight, bias, out, residual.f32, scale, post_norm)
@@ -232,6 +243,9 @@ class Sums:
         if isinstance(x, UnmadeMix):
             assert self._experts is not None
             return self._experts.make(x), None
+        if isinstance(x, UnmadePairs):
+            assert self._pair_sums is not None
+            return self._pair_sums.make(x), None
         if isinstance(x, UnmadeSum):
             assert self._route is not None
             shared = self.made(x.second)

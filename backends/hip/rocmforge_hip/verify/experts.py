@@ -191,6 +191,7 @@ def _normed(bench: Workbench, x: npt.NDArray[np.floating], weight: Tensor | None
 
 
 def _mix(bench: Workbench, tokens: int) -> float:
+    """Returns the error of what experts add to the residual, in the sum alone and in its norm."""
     rule, experts, arrays = _experts(bench)
     rng = np.random.default_rng(tokens)
     values = exact_activation(tokens, bench.config.hidden_size) / np.float32(16)
@@ -228,7 +229,14 @@ def _mix(bench: Workbench, tokens: int) -> float:
         factor = float(factors[token, place])
         want[token] += factor * (down @ inner + of_down)
         size[token] += factor * (np.abs(down) @ np.abs(inner) + np.abs(of_down))
-    return error(bench.result(got), want, size)
+    old, errors = random_values(tokens, bench.config.hidden_size), []
+    for norm in (None, bench.model.weights.layers[0].attention_norm):
+        residual = bench.activation(bench.residual, old)
+        total, normed = bench.model.ops.add_norm(residual, got, norm, None)
+        found = bench.result(total)
+        errors.append(error(found, want + old, size + np.abs(old)))
+    of_norm = _normed(bench, found, bench.weights.layers[0].attention_norm)
+    return max(*errors, error(bench.result(normed), of_norm))
 
 
 def _deferred(bench: Workbench) -> float:

@@ -13,11 +13,17 @@ struct MadePairs {
   int num_chosen;         // pairs of a token
   bool is_sorted;         // not in the order of pairs
 
-  // The sum of four columns of a token's pairs, times their weights, in the order of pairs. Loads
-  // are on their way together: kTogether places and weights, and then the rows.
-  __device__ __forceinline__ Vec<float, 4> sum(int64_t token, int column, int hidden_size) const {
+  // Makes totals[step] the sum of a token's pairs times their weights, in the order of pairs, of
+  // the four columns from index(step) on; zeros, where these are not below hidden_size. Loads are
+  // on their way together: kTogether places and weights, and then the rows of kAtOnce steps.
+  template <int kSteps, class Index>
+  __device__ __forceinline__ void sum(int64_t token, int hidden_size, const Index& index,
+                                      Vec<float, 4> (&totals)[kSteps]) const {
     constexpr int kTogether = 4;
-    Vec<float, 4> total = 0.0f;
+    constexpr int kAtOnce = kSteps == 1 ? 1 : 2;
+    static_assert(kSteps % kAtOnce == 0);
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) totals[step] = 0.0f;
     for (int c = 0; c < num_chosen; c += kTogether) {
       const int64_t first = token * num_chosen + c;
       const int count = num_chosen - c;
@@ -36,19 +42,27 @@ struct MadePairs {
           factors[k] = k < count ? weights[first + k] : 0.0f;
         }
       }
-      Vec<float, 4> rows[kTogether];
 #pragma unroll
-      for (int k = 0; k < kTogether; ++k) {
-        if (found[k] == kElsewhere) continue;
-        const int64_t row = is_sorted ? found[k] : first + k;
-        rows[k] = load16(y + row * hidden_size + column);
-      }
+      for (int step = 0; step < kSteps; step += kAtOnce) {
+        Vec<float, 4> rows[kTogether][kAtOnce];
 #pragma unroll
-      for (int k = 0; k < kTogether; ++k) {
-        if (found[k] != kElsewhere) total += factors[k] * rows[k];
+        for (int k = 0; k < kTogether; ++k) {
+          if (found[k] == kElsewhere) continue;
+          const float* row = y + (is_sorted ? found[k] : first + k) * hidden_size;
+#pragma unroll
+          for (int j = 0; j < kAtOnce; ++j) {
+            const int i = index(step + j);
+            rows[k][j] = i < hidden_size ? load16(row + i) : Vec<float, 4>{};
+          }
+        }
+#pragma unroll
+        for (int k = 0; k < kTogether; ++k) {
+          if (found[k] == kElsewhere) continue;
+#pragma unroll
+          for (int j = 0; j < kAtOnce; ++j) totals[step + j] += factors[k] * rows[k][j];
+        }
       }
     }
-    return total;
   }
 };
 

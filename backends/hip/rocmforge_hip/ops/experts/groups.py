@@ -1,27 +1,22 @@
 """Experts for many tokens: those of an expert are one group, whose matrix is read once.
 
-Gate and up are multiplied with the rows of tokens, down with what comes of that, and each token
-adds up its pairs.
+Gate and up are multiplied with the rows of tokens, down with what comes of that, and each token's
+pairs are added up.
 """
 
 from __future__ import annotations
-
-from typing import Final
 
 from rocmforge.models.blocks import Experts
 from rocmforge_hip.device.constants import NOT_GATED
 from rocmforge_hip.device.library import KernelLibrary
 from rocmforge_hip.device.memory import DeviceArray
-from rocmforge_hip.kernels import groups as kernels
 from rocmforge_hip.ops.activations import GROUPED_TOKENS, Activation, ActivationArrays, Forms
 from rocmforge_hip.ops.experts.grouped_products import GroupedProducts
+from rocmforge_hip.ops.experts.pair_sums import PairSums, UnmadePairs
 from rocmforge_hip.ops.experts.pairs import empty_mix, gate_up_of
 from rocmforge_hip.ops.linear.products import LinearKernels
 from rocmforge_hip.ops.operands import f32_of, i32_of, part_of
-from rocmforge_hip.weights.formats import Weight, ceil_div
-
-_MIX_THREADS: Final = 256
-_MIX_COLUMNS: Final = 4 * _MIX_THREADS
+from rocmforge_hip.weights.formats import Weight
 
 
 class GroupKernels:
@@ -32,6 +27,7 @@ class GroupKernels:
         arena: The arrays of the activations; there are some of experts.
         products: Makes halves of activations.
         formats: Stored types of the experts' matrices.
+        sums: Adds up what experts made.
     """
 
     def __init__(
@@ -40,13 +36,14 @@ class GroupKernels:
         arena: ActivationArrays[DeviceArray],
         products: LinearKernels,
         formats: frozenset[str],
+        sums: PairSums,
     ) -> None:
         assert arena.experts is not None
         self._arena = arena
         self._arrays = arena.experts.groups
         self._products = products
         self._grouped = GroupedProducts(library, formats, self._arrays.pairs, arena.experts.fetched)
-        self._mix = library.kernel("rf_mix_experts", kernels.rf_mix_experts)
+        self._sums = sums
 
     def mix(
         self,
@@ -56,7 +53,10 @@ class GroupKernels:
         experts: Experts[Weight],
         gate: int,
     ) -> Activation:
-        """Returns the sum of what its experts make of each token, weighted; see `Ops.experts`."""
+        """Returns the sum of what its experts make of each token, weighted; see `Ops.experts`.
+
+        That of as many tokens as are grouped at a time is left to be made later.
+        """
         out = empty_mix(self._arena, x.rows, experts)
         gate_up, down = gate_up_of(experts), part_of(experts.down).matrix
         arrays = self._products.forms.half(x), i32_of(chosen), f32_of(weights), f32_of(out)
@@ -87,31 +87,14 @@ class GroupKernels:
                 is_sorted=True,
                 out=self._arrays.products,
             )
-            self.add_up(self._arrays.pairs.places, factors, sums)
+            made = UnmadePairs(
+                *(out.arrays, stop - start, out.features),
+                products=self._arrays.products,
+                places=self._arrays.pairs.places,
+                weights=factors,
+                is_sorted=True,
+            )
+            if made.rows == x.rows:
+                return made
+            self._sums.add_up(made, sums)
         return out
-
-    def add_up(
-        self, places: DeviceArray, weights: DeviceArray, out: DeviceArray, *, is_sorted: bool = True
-    ) -> None:
-        """Adds up the products of each token's pairs.
-
-        Args:
-            places: Where the products of pairs are, if they are sorted; else, which there are:
-                int32 [pairs], kElsewhere for those of other devices.
-            weights: float32 [tokens, num_chosen].
-            out: float32 [tokens, hidden_size].
-            is_sorted: Whether products are sorted by expert, and not in the order of pairs.
-        """
-        tokens, num_chosen = weights.shape
-        features = out.shape[1]
-        self._mix.launch(
-            (ceil_div(features, _MIX_COLUMNS), tokens, 1),
-            _MIX_THREADS,
-            y=self._arrays.products,
-            places=places,
-            weights=weights,
-            out=out,
-            num_chosen=num_chosen,
-            hidden_size=features,
-            is_sorted=int(is_sorted),
-        )

@@ -14,7 +14,7 @@ from rocmforge_hip.device.library import KernelLibrary
 from rocmforge_hip.device.memory import DeviceArray
 from rocmforge_hip.kernels import experts as kernels
 from rocmforge_hip.ops.activations import Activation, ActivationArrays
-from rocmforge_hip.ops.experts.groups import GroupKernels
+from rocmforge_hip.ops.experts.pair_sums import UnmadePairs
 from rocmforge_hip.ops.experts.pairs import PairKernels, empty_mix, gate_up_of
 from rocmforge_hip.ops.linear.products import LinearKernels
 from rocmforge_hip.ops.operands import f32_of, i32_of, optional_vector, part_of
@@ -38,7 +38,6 @@ class SharedKernels:
         products: Has the int8 forms of activations.
         formats: Stored types of the experts' matrices.
         pairs: What else multiplies pairs, and knows the arguments.
-        groups: Adds up what experts made.
     """
 
     def __init__(
@@ -48,11 +47,10 @@ class SharedKernels:
         products: LinearKernels,
         formats: frozenset[str],
         pairs: PairKernels,
-        groups: GroupKernels,
     ) -> None:
         assert arena.experts is not None
         self._arena, self._arrays = arena, arena.experts
-        self._products, self._pairs, self._groups = products, pairs, groups
+        self._products, self._pairs = products, pairs
         shared = [name for name in formats if library.has(f"rf_experts_gate_up_shared_{name}")]
         self._gate_ups = {
             name: library.kernel(f"rf_experts_gate_up_shared_{name}", kernels.rf_experts_gate_up)
@@ -83,8 +81,8 @@ class SharedKernels:
         weights: Activation,
         experts: Experts[Weight],
         gate: int,
-    ) -> Activation:
-        """Returns the sum of what its experts make of each token, weighted; see `Ops.experts`."""
+    ) -> UnmadePairs:
+        """Returns the sum of what its experts make of each token, weighted, to be made later."""
         out = empty_mix(self._arena, x.rows, experts)
         gate_up, down = gate_up_of(experts), part_of(experts.down).matrix
         if x.rows > self._products.gemv_rows:
@@ -114,5 +112,10 @@ class SharedKernels:
             out_features=down.out_features,
             quant_blocks=down.quant_blocks,
         )
-        self._groups.add_up(i32_of(chosen), f32_of(weights), f32_of(out), is_sorted=False)
-        return out
+        return UnmadePairs(
+            *(out.arrays, out.rows, out.features),
+            products=self._arrays.groups.products,
+            places=i32_of(chosen),
+            weights=f32_of(weights),
+            is_sorted=False,
+        )
