@@ -294,7 +294,10 @@ class ReferenceOps:
         spec: AttentionSpec,
     ) -> Float32Array:
         layer = self._config.layers[spec.layer]
-        q, k, v = _heads(q, layer.key_dim), _heads(k, layer.key_dim), _heads(v, layer.value_dim)
+        if layer.joint_head_norms:
+            q, k = self.norm(q, present(q_norm), None), self.norm(k, present(k_norm), None)
+            q_norm = k_norm = None
+        k, v = _heads(k, layer.key_dim), _heads(v, layer.value_dim)
         cache = self._caches[spec.layer]
         if layer.norms_values:
             v = ops.rms_norm(v, np.ones(layer.value_dim, v.dtype), self._config.norm_eps)
@@ -302,7 +305,7 @@ class ReferenceOps:
         slots, _ = self._places(step.input, spec.layer)
         ops.store(cache.keys, self.stored_keys(k), slots)
         ops.store(cache.values, self.stored_values(v), slots)
-        return self.rotate_queries(step, q.reshape(len(q), -1), q_norm, spec)
+        return self.rotate_queries(step, q, q_norm, spec)
 
     def stored_keys(self, k: Float32Array) -> Float32Array:
         """Returns keys as the cache holds them, [T, heads, key_dim]; latent vectors, too."""
@@ -459,11 +462,6 @@ class ReferenceOps:
     ) -> tuple[Float32Array, Float32Array]:
         first, second = self.qkv(step, x, weights, (None, None))
         return self.norm(first, norm, None), second
-
-    def norm_queries_and_keys(
-        self, q: Float32Array, k: Float32Array, q_norm: Weight, k_norm: Weight
-    ) -> tuple[Float32Array, Float32Array]:
-        return self.norm(q, q_norm, None), self.norm(k, k_norm, None)
 
     def rope(
         self,

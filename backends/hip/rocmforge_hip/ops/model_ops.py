@@ -444,6 +444,12 @@ class HipOps:
         spec: AttentionSpec,
     ) -> Activation:
         assert self._cached is not None
+        if self._resources.config.layers[spec.layer].joint_head_norms:
+            assert isinstance(self._norms, RmsNorms)
+            assert q_norm is not None
+            assert k_norm is not None
+            self._norms.norm_projections((q, q_norm), (k, k_norm))
+            q_norm = k_norm = None
         return self._cached.rope_and_store(step, q, k, v, q_norm, k_norm, spec)
 
     def rotate_queries(
@@ -548,14 +554,6 @@ class HipOps:
         out = self._sums.to_multiply(self._arena.latent.normed, first.rows, first.features)
         self._norms.norm(first, norm, None, out)
         return out, second
-
-    def norm_queries_and_keys(
-        self, q: Activation, k: Activation, q_norm: Weight, k_norm: Weight
-    ) -> tuple[Activation, Activation]:
-        """Works in place."""
-        assert isinstance(self._norms, RmsNorms)
-        self._norms.norm_projections((q, q_norm), (k, k_norm))
-        return q, k
 
     def rope(
         self,

@@ -240,12 +240,10 @@ def _norm_projection(bench: Workbench, dtype: npt.DTypeLike) -> float:
     values = random_values(5, edges[-1]).astype(dtype)
     queries_and_keys, norms = bench.qkv(values)[:2], _head_norms(bench.model.weights)
     ops = bench.model.ops
-    if values.dtype == np.float32:
-        found = ops.norm_queries_and_keys(*queries_and_keys, norms[0][0], norms[1][0])
-    else:
-        q, k = queries_and_keys
-        found = ops.norm_projection(q, *norms[0]), ops.norm_projection(k, *norms[1])
-    got = [bench.result(x) for x in found]
+    got = [
+        bench.result(ops.norm_projection(x, *norm))
+        for x, norm in zip(queries_and_keys, norms, strict=False)
+    ]
     want = [
         _normed(bench, values[:, first:end], *norm)
         for (first, end), norm in zip(pairwise(edges), _head_norms(bench.weights), strict=False)

@@ -94,7 +94,7 @@ def fill_predictor(
         _, kv = ops.qkv(step, x, _latent_inputs(latent), (None, None))
         ops.store_latent(step, kv, latent.kv_norm, spec)
     else:
-        _store(config, present(layer.attention), ops, step, x, spec)
+        _store(present(layer.attention), ops, step, x, spec)
 
 
 def _predictor_input(
@@ -185,7 +185,6 @@ def _mix(
 
 
 def _store(
-    config: ModelConfig,
     attention: Attention[W],
     ops: Ops[A, W, S],
     step: S,
@@ -199,11 +198,8 @@ def _store(
         weights.append(attention.gate)
         biases.append(None)
     q, k, v, *gates = ops.qkv(step, x, weights, biases)
-    q_norm, k_norm = attention.q_norm, attention.k_norm
-    if config.layers[spec.layer].joint_head_norms:
-        q, k = ops.norm_queries_and_keys(q, k, present(q_norm), present(k_norm))
-        q_norm = k_norm = None
-    return ops.rope_and_store(step, q, k, v, q_norm, k_norm, spec), gates
+    q = ops.rope_and_store(step, q, k, v, attention.q_norm, attention.k_norm, spec)
+    return q, gates
 
 
 def _attention(
@@ -219,7 +215,7 @@ def _attention(
         q = ops.rotate_queries(step, q, attention.q_norm, spec)
         gates: list[A] = []
     else:
-        q, gates = _store(config, attention, ops, step, x, spec)
+        q, gates = _store(attention, ops, step, x, spec)
     y = ops.attention(step, q, spec, attention.sinks)
     for gate in gates:
         y = ops.sigmoid_gate(y, gate)

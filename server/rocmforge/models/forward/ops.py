@@ -379,7 +379,9 @@ class Ops(Protocol[A, W, S]):
         """Applies norms, if given, and rope to q and k; stores k and v in their cache slots.
 
         Rope comes last, or first where `LayerConfig.rotates_first` says so, if the layer rotates.
-        Values are normed where `LayerConfig.norms_values` says so.
+        Norms are of all heads of a token together where `LayerConfig.joint_head_norms` says so,
+        whose weights are [num_heads * key_dim] and [num_kv_heads * key_dim], and come first; q and
+        k may be overwritten. Values are normed where `LayerConfig.norms_values` says so.
 
         Args:
             step: Gives the positions and the slots of its tokens.
@@ -528,10 +530,6 @@ class Ops(Protocol[A, W, S]):
             weights: [out_features, in_features] each.
             norm: [out_features of the first].
         """
-        ...
-
-    def norm_queries_and_keys(self, q: A, k: A, q_norm: W, k_norm: W) -> tuple[A, A]:
-        """Returns what `norm_projection` does of both, without a bias; may overwrite them."""
         ...
 
     def rope(
