@@ -88,7 +88,7 @@ def read_formats() -> tuple[WeightFormat, ...]:
 
 
 def read_heads(group: str) -> tuple[HeadSize, ...]:
-    """Returns the sizes of heads of a group, "cached", "teams" or "full", that have kernels.
+    """Returns the sizes of heads of a group, "cached", "common" or "full", that have kernels.
 
     Raises:
         ValueError: there is no such group.
@@ -96,7 +96,7 @@ def read_heads(group: str) -> tuple[HeadSize, ...]:
     declared = runpy.run_path(str(HEADS_FILE))
     groups: dict[str, tuple[HeadSize, ...]] = {
         "cached": declared["CACHED_HEADS"],
-        "teams": tuple(head for head in declared["CACHED_HEADS"] if head.is_common),
+        "common": tuple(head for head in declared["CACHED_HEADS"] if head.is_common),
         "full": declared["FULL_HEADS"],
     }
     if group not in groups:
@@ -193,7 +193,7 @@ def _head_defines(head: HeadSize) -> tuple[str, ...]:
         f"RF_VALUE_DIM={head.value_dim}",
         f"RF_VALUES_IN_KEYS={'true' if head.values_in_keys else 'false'}",
         f"RF_GROUPS(X)={groups}",
-        f"RF_PACKS_VALUES={int(head.is_common)}",
+        f"RF_IS_COMMON={int(head.is_common)}",
     )
 
 

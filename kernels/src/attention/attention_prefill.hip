@@ -346,6 +346,6 @@ __device__ __forceinline__ void attend(const PrefillInput& in,
 
 RF_ATTENTION_PREFILL_F16(RF_HEAD)
 RF_ATTENTION_PREFILL_SCALED(int8, int8_t, RF_HEAD)
-#if RF_PACKS_VALUES
+#if RF_IS_COMMON
 RF_ATTENTION_PREFILL_SCALED(k8v4, rf::K8V4, RF_HEAD)
 #endif

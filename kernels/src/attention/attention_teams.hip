@@ -30,6 +30,7 @@ __device__ __forceinline__ void attention_decode_teams(const DecodeInput& in,
                                                        const Cache<Stored>& cache,
                                                        const DecodeOutput& out,
                                                        const Teams& teams) {
+  constexpr HeadNorms kNorms = HeadNorms::kBeforeRope;  // no scalar registers are left for others
   using Shape = TeamShape<Stored, kKeyDim, kValueDim>;
   using Tile = typename Shape::Tile;
   const int first = static_cast<int>(blockIdx.z);
@@ -68,8 +69,8 @@ __device__ __forceinline__ void attention_decode_teams(const DecodeInput& in,
     const int64_t row =
         cache_row(blocks[last / kBlockTokens], last % kBlockTokens, kv_head, cache.kv_heads);
     if (wave < 2) {
-      store_new_token<Stored, kKeyDim, kValueDim>(in.fresh, cache, in.query_start[sequence], last,
-                                                  kv_head, row, wave == 1, nullptr);
+      store_new_token<kNorms, Stored, kKeyDim, kValueDim>(
+          in.fresh, cache, in.query_start[sequence], last, kv_head, row, wave == 1, 1.0f, nullptr);
     }
     __syncthreads();
   }
@@ -97,8 +98,10 @@ __device__ __forceinline__ void attention_decode_teams(const DecodeInput& in,
       const float* from =
           in.fresh.q + in.query_start[own] * in.fresh.q_stride + (first_head + head) * kKeyDim;
       const int position = in.context_len[own] - 1;
-      store_head(key, rotated_head<kKeyDim, kPairs>(in.fresh, position, from, in.fresh.q_norm),
-                 query);
+      store_head(
+          key,
+          rotated_head<kNorms, kKeyDim, kPairs>(in.fresh, position, from, in.fresh.q_norm, 1.0f),
+          query);
     } else {
       const half* from = in.q + query_row(decode) * kKeyDim + head * kKeyDim;
       for (int i = 2 * lane_id(); i < kKeyDim; i += 2 * kWave) {

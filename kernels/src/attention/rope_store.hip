@@ -32,15 +32,6 @@ __device__ __forceinline__ void normalise_and_rotate(const RopeStoreInput& in,
   if (!in.rotates_first) rotate(in.key, head, cosine, sine);
 }
 
-template <int kPairs>
-__device__ __forceinline__ void scale_head(const HeadShape& shape, HeadPairs<kPairs>& head,
-                                           float factor) {
-  for_each_pair<kPairs>(shape, [&](int i, int) {
-    head.x[i] *= factor;
-    head.y[i] *= factor;
-  });
-}
-
 template <class Stored>
 struct RopeStoreOutput {
   half* q;                                   // [T, heads * key_dim]
@@ -70,7 +61,7 @@ __device__ __forceinline__ void rope_store(const RopeStoreInput& in,
     const int column = index * in.key.dim;
     HeadPairs head = load_head<kPairs>(in.key, in.q + token * in.q_stride + column);
     normalise_and_rotate(in, head, in.q_norm, cosine, sine);
-    if (in.q_gains) scale_head(in.key, head, in.q_gains[in.positions[token]]);
+    if (in.q_gains) scale_head(in.key, head, in.q_gains[in.positions[token]], nullptr);
     store_head(in.key, head, out.q + (token * in.heads + index) * in.key.dim);
     return;
   }

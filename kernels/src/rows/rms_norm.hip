@@ -99,7 +99,7 @@ extern "C" __global__ __launch_bounds__(1024) void rf_rms_norm_columns(
 #pragma unroll
   for (int step = 0; step < rf::kNormSteps; ++step) {
     const int i = rf::norm_index(step);
-    if (i < hidden_size) rf::store16(row + i, values[step] * factor * weights[step]);
+    if (i < hidden_size) rf::store16(row + i, values[step] * (factor * weights[step]));
   }
 }
 

@@ -39,6 +39,8 @@ class New:
     rotary_dim: int
     neox: int
     norms_values: int = 0
+    rotates_first: int = 0
+    joint_norms: bool = False  # of all heads of a row together
 
 
 def decode(
@@ -87,6 +89,8 @@ def decode(
     partial_ml = found or device.empty((*shape, 2), np.float32, "partial_ml")
     arrived = device.upload(np.zeros((len(sequences), case.kv_heads * tiles), np.uint32), "arrived")
     kind = batch.kind if teams is None else f"teams_{batch.kind}"
+    if new is not None and new.joint_norms:
+        kind = f"joint_{kind}"
     of_teams = None if teams is None else device.upload(teams.rows, "teams")
     device.launch(
         f"rf_attention_decode_{kind}_{case.head.name}_g{group_tile}",
@@ -99,6 +103,7 @@ def decode(
         *(batch.block_table.shape[1], case.heads, case.kv_heads),
         *((0, 0, 0) if new is None else (new.rotary_dim, new.neox, new.norms_values)),
         *(window, split_tokens, EPS, case.scale, case.softcap or 0.0),
+        0 if new is None else new.rotates_first,
         grid=(case.kv_heads * tiles, splits, len(sequences)),
         block=WAVES * device.wave,
     )
@@ -316,13 +321,21 @@ def test_a_sequence_gives_the_same_bits_in_any_batch(device: Device) -> None:
 
 
 ROTATIONS = {  # head_dim, value_dim, kv_heads, group, group_tile, rotary_dim, neox, norms, context
-    "neox": (64, 64, 2, 3, 4, 64, 1, False, (70, 32, 33, 1)),
-    "eight_heads": (128, 128, 1, 8, 8, 128, 1, True, (150, 32, 33, 1)),
-    "three_heads": (128, 128, 2, 3, 4, 64, 0, False, (70, 17)),
-    "normal_partial": (80, 80, 1, 2, 4, 32, 0, False, (40,)),
-    "smaller_values": (192, 128, 2, 1, 4, 192, 1, True, (65,)),
-    "widest": (256, 256, 1, 8, 8, 64, 0, False, (33,)),
-    "no_rotation": (96, 96, 1, 4, 8, 0, 0, False, (64,)),
+    "neox": (64, 64, 2, 3, 4, 64, 1, "", (70, 32, 33, 1)),
+    "eight_heads": (128, 128, 1, 8, 8, 128, 1, "before_rope", (150, 32, 33, 1)),
+    "three_heads": (128, 128, 2, 3, 4, 64, 0, "", (70, 17)),
+    "normal_partial": (80, 80, 1, 2, 4, 32, 0, "", (40,)),
+    "smaller_values": (192, 128, 2, 1, 4, 192, 1, "before_rope", (65,)),
+    "widest": (256, 256, 1, 8, 8, 64, 0, "", (33,)),
+    "no_rotation": (96, 96, 1, 4, 8, 0, 0, "", (64,)),
+    "norms_behind_rope": (128, 128, 2, 4, 4, 128, 1, "behind_rope", (70, 33)),
+    "norms_behind_some_rope": (64, 64, 1, 5, 8, 32, 0, "behind_rope", (40,)),
+    "joint_norms": (128, 128, 2, 3, 4, 128, 1, "joint", (70, 32, 33, 1)),
+    "joint_norms_of_heads_alone": (64, 64, 3, 1, 4, 64, 0, "joint", (40, 65)),
+    # A row of queries takes a second round of loads, in which that of keys begins.
+    "joint_norms_of_many_heads": (128, 128, 5, 7, 8, 64, 1, "joint", (33, 64)),
+    # All of these are no whole number of what threads load at once.
+    "joint_norms_of_wide_rows": (128, 128, 33, 1, 4, 128, 1, "joint", (33,)),
 }
 
 
@@ -330,7 +343,7 @@ ROTATIONS = {  # head_dim, value_dim, kv_heads, group, group_tile, rotary_dim, n
     ("name", "kind"),
     [
         *((name, kind) for name in ROTATIONS for kind in ("f16", "int8") if name != "three_heads"),
-        *((name, "k8v4") for name in ("neox", "eight_heads")),
+        *((name, "k8v4") for name in ("neox", "eight_heads", "norms_behind_rope")),
     ],
 )
 @pytest.mark.parametrize("split_tokens", [32, 1024])
@@ -342,7 +355,14 @@ def test_new_tokens_are_rotated_and_stored_first(
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [*(("eight_heads", kind) for kind in ("f16", "int8", "k8v4")), ("three_heads", "f16")],
+    [
+        *(("eight_heads", kind) for kind in ("f16", "int8", "k8v4")),
+        ("three_heads", "f16"),
+        ("norms_behind_rope", "f16"),
+        ("joint_norms", "int8"),
+        ("joint_norms_of_many_heads", "f16"),
+        ("joint_norms_of_heads_alone", "f16"),
+    ],
 )
 @pytest.mark.parametrize("split_tokens", [32, 1024])
 def test_old_tokens_are_asked_for_before_the_new_one_is_there(
@@ -353,11 +373,12 @@ def test_old_tokens_are_asked_for_before_the_new_one_is_there(
 
 
 def assert_rotated_and_stored(device: Device, name: str, split_tokens: int, kind: str) -> None:
-    """Bit for bit as rope_store and then attention, with the same cache in the end.
+    """Bit for bit as norms, rope_store and then attention, with the same cache in the end.
 
     Where queries and keys are normed, values are, too.
     """
-    key_dim, value_dim, kv_heads, group, tile, rotary, neox, norm, contexts = ROTATIONS[name]
+    key_dim, value_dim, kv_heads, group, tile, rotary, neox, order, contexts = ROTATIONS[name]
+    joint, behind = order == "joint", int(order == "behind_rope")
     case = AttentionCase(
         tuple((context, 1) for context in contexts),
         head_dim=key_dim,
@@ -373,10 +394,13 @@ def assert_rotated_and_stored(device: Device, name: str, split_tokens: int, kind
     for part in before:
         part[where[0], :, where[1]] = np.array(-1).astype(part.dtype)
     widths = [case.heads * key_dim, kv_heads * key_dim, kv_heads * value_dim]
-    qkv = device.upload(rng.standard_normal((tokens, sum(widths))).astype(np.float32), "qkv")
-    parts = [qkv.part(first) for first in (0, widths[0], widths[0] + widths[1])]
+    values = rng.standard_normal((tokens, sum(widths))).astype(np.float32)
+    parts, normed = (parts_of(device, values, widths) for _ in "ab")
     norms = [
-        device.upload(rng.standard_normal(key_dim).astype("f4")) if norm else None for _ in "qk"
+        device.upload(rng.standard_normal(width if joint else key_dim).astype("f4"))
+        if order
+        else None
+        for width in widths[:2]
     ]
     angles = rng.uniform(0, 6, (max(contexts), rotary // 2))
     tables = [device.upload(table(angles).astype(np.float32)) for table in (np.cos, np.sin)]
@@ -384,22 +408,105 @@ def assert_rotated_and_stored(device: Device, name: str, split_tokens: int, kind
 
     stored = [device.upload(part, "cache") for part in before]
     q = device.empty(batch.q.shape, np.float16, "q")
+    if joint:
+        device.launch(
+            "rf_rms_norm_columns",
+            *(normed[0], norms[0], strides[0], widths[0], normed[1], norms[1], strides[1]),
+            *(widths[1], EPS),
+            grid=(tokens, 2),
+            block=round_up(-(-widths[0] // 16), device.wave),
+        )
     device.launch(
         f"rf_rope_store_{kind}",
-        *(*parts, *norms, *tables, None, device.upload(last.astype(np.int32))),
+        *(*normed, *((None, None) if joint else norms), *tables, None),
+        *(device.upload(last.astype(np.int32)),),
         *(device.upload((where[0] * BLOCK_TOKENS + where[1]).astype(np.int64)), q, *stored),
-        *(*strides, case.heads, kv_heads, key_dim, value_dim, rotary, neox, 0, int(norm), EPS),
+        *(*strides, case.heads, kv_heads, key_dim, value_dim, rotary, neox, behind),
+        *(int(order != ""), EPS),
         grid=(tokens, -(-(case.heads + 2 * kv_heads) // 4)),
         block=4 * device.wave,
     )
     attend = partial(decode, device, batch, split_tokens=split_tokens, group_tile=tile)
     wanted = attend(q=q, cache=stored, merges=False)
     fresh = [device.upload(part, "cache") for part in before]
-    new = New((*parts, *norms, *tables), strides, rotary, neox, int(norm))
+    new = New((*parts, *norms, *tables), strides, rotary, neox, int(order != ""), behind, joint)
     got = attend(cache=fresh, new=new)
     np.testing.assert_array_equal(got, wanted)
     for own, other in zip(fresh, stored, strict=True):
         np.testing.assert_array_equal(own.get(), other.get())
+
+
+def parts_of(device: Device, rows: npt.NDArray[np.float32], widths: Sequence[int]) -> list[Part]:
+    """Columns of so many elements, of a matrix of their own."""
+    matrix = device.upload(rows, "qkv")
+    return [matrix.part(first) for first in (0, *np.cumsum(widths[:-1]).tolist())]
+
+
+@pytest.mark.parametrize("name", [name for name, case in ROTATIONS.items() if case[7]])
+def test_norms_of_new_tokens(either: Device, name: str) -> None:
+    """Against float64, but for the rounding of queries, keys and values to halves."""
+    device = either
+    key_dim, value_dim, kv_heads, group, tile, rotary, neox, order, contexts = ROTATIONS[name]
+    case = AttentionCase(
+        tuple((context, 1) for context in contexts),
+        head_dim=key_dim,
+        value_dim=value_dim,
+        kv_heads=kv_heads,
+        group=group,
+    )
+    batch = PagedBatch(case, int8=False)
+    rng, tokens, joint = np.random.default_rng(9), len(contexts), order == "joint"
+    last = batch.context_len - 1
+    widths = [case.heads * key_dim, kv_heads * key_dim, kv_heads * value_dim]
+    rows = rng.standard_normal((tokens, sum(widths)))
+    weights = [rng.standard_normal(width if joint else key_dim) for width in widths[:2]]
+    angles = rng.uniform(0, 6, (max(contexts), rotary // 2))
+    cosine, sine = (table(angles[last])[:, None] for table in (np.cos, np.sin))
+
+    half = rotary // 2
+    halves = slice(half), slice(half, rotary)
+    first, second = halves if neox else (slice(0, rotary, 2), slice(1, rotary, 2))
+
+    def turned(x: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        result = x.copy()
+        result[..., first] = x[..., first] * cosine - x[..., second] * sine
+        result[..., second] = x[..., first] * sine + x[..., second] * cosine
+        return result
+
+    def normed(
+        x: npt.NDArray[np.float64], weight: npt.NDArray[np.float64] | float
+    ) -> npt.NDArray[np.float64]:
+        mean: npt.NDArray[np.float64] = np.square(x).mean(axis=-1, keepdims=True)
+        result: npt.NDArray[np.float64] = x / np.sqrt(mean + EPS) * weight
+        return result
+
+    q, k, v = np.split(rows, np.cumsum(widths[:-1]), axis=1)
+    if joint:
+        q, k = normed(q, weights[0]), normed(k, weights[1])
+    q, k, v = (
+        x.reshape(tokens, -1, dim) for x, dim in ((q, key_dim), (k, key_dim), (v, value_dim))
+    )
+    if order == "before_rope":
+        q, k = normed(q, weights[0]), normed(k, weights[1])
+    q, k = turned(q), turned(k)
+    if order == "behind_rope":
+        q, k = normed(q, weights[0]), normed(k, weights[1])
+    where = batch.block_table[np.arange(tokens), last // BLOCK_TOKENS], last % BLOCK_TOKENS
+    batch.k[where[0], :, where[1]] = batch.v[where[0], :, where[1]] = -1
+    cache = [device.upload(part, "cache") for part in batch.cache]
+    batch.q[:], batch.k[where[0], :, where[1]] = q, k
+    batch.v[where[0], :, where[1]] = normed(v, 1.0)
+    new = New(
+        (
+            *parts_of(device, rows.astype(np.float32), widths),
+            *(device.upload(weight.astype(np.float32)) for weight in weights),
+            *(device.upload(table(angles).astype(np.float32)) for table in (np.cos, np.sin)),
+        ),
+        [sum(widths)] * 3,
+        *(rotary, neox, 1, int(order == "behind_rope"), joint),
+    )
+    got = decode(device, batch, split_tokens=32, group_tile=tile, cache=cache, new=new)
+    check(got, batch.expected(), rtol=2e-3, atol=2e-3)
 
 
 @pytest.mark.parametrize("int8", [False, True], ids=["f16", "int8"])

@@ -21,7 +21,7 @@ from kernels.targets import Platform, Target, select
 pytestmark = [pytest.mark.late, pytest.mark.timeout(900)]
 
 ARRIVING = (
-    *("attention_decode", "attention_teams", "norm_route"),
+    *("attention_decode", "attention_joint_norms", "attention_teams", "norm_route"),
     *("gated_delta_step", "mamba_step", "experts_beside"),
 )
 """Sources whose kernels count arrivals."""

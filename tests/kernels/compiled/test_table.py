@@ -157,7 +157,7 @@ def test_a_source_is_compiled_for_the_sizes_of_heads_that_it_says(tmp_path: Path
         "RF_VALUE_DIM=128",
         "RF_VALUES_IN_KEYS=false",
         "RF_GROUPS(X)=X(4) ",
-        "RF_PACKS_VALUES=0",
+        "RF_IS_COMMON=0",
     )
 
 
@@ -174,7 +174,7 @@ def test_values_may_be_the_end_of_keys(tmp_path: Path) -> None:
 
 
 def test_an_unknown_group_of_heads_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"heads is one of cached, teams, full, not 64"):
+    with pytest.raises(ValueError, match=r"heads is one of cached, common, full, not 64"):
         a_table(tmp_path, 'kernels = ["rf_odd"]\nheads = 64')
 
 

@@ -79,11 +79,15 @@ def rf_attention_decode(
     eps: F32,
     scale: F32,
     softcap: F32,
+    rotates_first: I32,
 ) -> None:
     """Attends from sequences with one new token.
 
-    With `new_q` and no `q`, first does as `rf_rope_store`, for queries only without `new_k`. With
+    With `new_q` and no `q`, first does as `rf_rope_store`, for queries only without `new_k`. The
+    kernels of joint norms, which need both, do as `rf_rms_norm_columns` before that. With
     `arrived`, puts splits together. With `teams`, one block reads what the sequences of each share.
+    Kernels of teams, and of heads that are not common, norm before rope, whatever `rotates_first`
+    says.
     """
 
 

@@ -92,6 +92,7 @@ class _Unrotated(Activation):
     keys: Activation | None  # None: another layer stores keys and values
     values: Activation | None
     norms: tuple[DeviceArray | None, DeviceArray | None]  # of queries and keys
+    has_joint_norms: bool  # norms are of all heads of a row together
 
 
 def _head_of(layer: LayerConfig) -> HeadSize | None:
@@ -126,14 +127,24 @@ class _LayerKernels:
         self.kv_heads: Final = kv_heads  # of the cache that it reads
         self.group: Final = head.group(shared)
         self.tiles: Final = ceil_div(shared, self.group)  # blocks for what shares keys
-        # A key that several blocks read is stored before them. Attention norms before it rotates,
-        # and knows no gains.
-        self.may_rope: Final = not (self.tiles > 1 or wide or layer.rotates_first or has_gains)
+        # A key that several blocks read is stored before them. Attention knows no gains, and norms
+        # behind rope for common heads alone.
+        is_behind = layer.rotates_first and not head.is_common
+        self.may_rope: Final = not (self.tiles > 1 or wide or has_gains or is_behind)
         self.rope_store: Final = library.kernel(
             f"rf_rope_store_{wide}{cache}", kernels.rf_rope_store
         )
         self.decode: Final = library.kernel(
             f"rf_attention_decode_{cache}_{head.name}_g{self.group}", kernels.rf_attention_decode
+        )
+        # Norms queries and keys as a whole, too.
+        self.decode_joint: Final = (
+            library.kernel(
+                f"rf_attention_decode_joint_{cache}_{head.name}_g{self.group}",
+                kernels.rf_attention_decode,
+            )
+            if layer.joint_head_norms and self.may_rope and head.is_common and cache != "k8v4"
+            else None
         )
         self.decode_threads: Final = _DECODE_WAVES * library.wave_size
         self.decodes_at_once: Final = self.decode.blocks_at_once(self.decode_threads)
@@ -218,6 +229,21 @@ class CachedAttention:
         found = (own.most_of_team for own in self._kernels.values() if own.most_of_team)
         return min(found, default=0)
 
+    def norms_rows(self, step: DeviceStep, spec: AttentionSpec) -> bool:
+        """Returns whether `attend` norms queries and keys that are normed as a whole.
+
+        If not, they are normed before `rope_and_store`, which then is given no norms.
+        """
+        own = self._kernels[spec.layer]
+        return (
+            step.variant.fuses_attention
+            and own.decode_joint is not None
+            and not self._has_teams(step, own)
+        )
+
+    def _has_teams(self, step: DeviceStep, own: _LayerKernels) -> bool:
+        return step.shape.has_teams and own.decode_teams is not None
+
     def rope_and_store(
         self,
         step: DeviceStep,
@@ -252,9 +278,16 @@ class CachedAttention:
         layer, key_dim = config.layers[spec.layer], config.layers[spec.layer].key_dim
         heads, kv_heads = layer.num_heads, layer.num_kv_heads
         assert q.features == layer.query_features
-        vectors = optional_vector(q_norm, key_dim), optional_vector(k_norm, key_dim)
+        vectors = (
+            optional_vector(q_norm, layer.query_norm_features),
+            optional_vector(k_norm, layer.key_norm_features),
+        )
+        has_joint_norms = layer.joint_head_norms and q_norm is not None
+        assert not has_joint_norms or self.norms_rows(step, spec)
         assert self._arena.rotated is not None
-        if step.variant.fuses_attention and own.may_rope:
+        # Teams norm before they rotate.
+        may_rope = own.may_rope and not (layer.rotates_first and self._has_teams(step, own))
+        if step.variant.fuses_attention and may_rope:
             assert not step.shape.prefills
             return _Unrotated(
                 self._arena.rotated,
@@ -264,6 +297,7 @@ class CachedAttention:
                 keys=k,
                 values=v,
                 norms=vectors,
+                has_joint_norms=has_joint_norms,
             )
         assert cache.values is not None
         out = self._arena.rotated.float16(q.rows, q.features)
@@ -371,6 +405,10 @@ class CachedAttention:
         assert results <= partial_ml.shape[0] or split.count == 1
         window = spec.window or 0
         new = q if isinstance(q, _Unrotated) else None
+        if new is not None and new.has_joint_norms:
+            assert own.decode_joint is not None
+            assert teams is None
+            kernel = own.decode_joint
         rows = (q,) * 3 if new is None else (new.queries, new.keys, new.values)
         strides = [_stride(each) for each in rows]
         kernel.launch(
@@ -409,6 +447,7 @@ class CachedAttention:
             eps=self._config.norm_eps,
             scale=spec.scale,
             softcap=spec.softcap or 0.0,
+            rotates_first=int(layer.rotates_first),
         )
         if split.count > 1 and not step.variant.fuses_attention:
             self._reduce.launch(

@@ -444,7 +444,8 @@ class HipOps:
         spec: AttentionSpec,
     ) -> Activation:
         assert self._cached is not None
-        if self._resources.config.layers[spec.layer].joint_head_norms:
+        has_joint_norms = self._resources.config.layers[spec.layer].joint_head_norms
+        if has_joint_norms and not self._cached.norms_rows(step, spec):
             assert isinstance(self._norms, RmsNorms)
             assert q_norm is not None
             assert k_norm is not None

@@ -55,6 +55,7 @@ def groups() -> Iterator[Group]:
     for head in common:
         for kv_dtype in ("f16", "int8"):
             yield _all_to_one(head, kv_dtype)
+            yield from _norms_of_rows(head, kv_dtype)
     for head in common:
         for kv_heads in (2, 1):  # three or six heads of queries share one
             yield _group(
@@ -114,11 +115,29 @@ def _all_to_one(head: HeadSize, kv_dtype: str) -> Group:
     return Group(recipe, (Case("decode attention in teams", name, _DECODE, _decode_teams),))
 
 
+def _norms_of_rows(head: HeadSize, kv_dtype: str) -> Iterator[Group]:
+    """Yields norms of all heads together, and with rope and attention in one launch."""
+    for kv_heads in (2, 1):  # three or six heads of queries share one
+        recipe = Recipe(
+            architecture="olmo2",
+            heads=6,
+            kv_heads=kv_heads,
+            head_dim=head.key_dim,
+            rotary_dim=head.key_dim,
+            kv_dtype=kv_dtype,
+        )
+        name = f"{kv_dtype}, heads of {head}, 6 to {kv_heads}, normed together"
+        stored = Case("rope_and_store", name, STORED[kv_dtype], _store)
+        yield Group(recipe, (stored, Case("fused decode attention", name, _DECODE, _decode_fused)))
+
+
 def _of_any_head(kv_dtype: str) -> Iterator[Group]:
     """Yields what does not depend on the size of heads."""
     recipe = Recipe(architecture="hunyuan-moe", kv_dtype=kv_dtype)
+    name = f"{kv_dtype}, norms behind rope"
     others = (
-        Case("rope_and_store", f"{kv_dtype}, norms behind rope", STORED[kv_dtype], _store),
+        Case("rope_and_store", name, STORED[kv_dtype], _store),
+        Case("fused decode attention", name, _DECODE, _decode_fused),
         Case("copy_blocks", f"{kv_dtype}, to the host and back", 0.0, _copy_blocks),
     )
     yield Group(recipe, others)
@@ -242,8 +261,13 @@ def _store(bench: Workbench) -> float:
     if rotates_first:
         q, k = rotated(bench, q, k, positions)
     if layer.q_norm is not None and layer.k_norm is not None:
-        q = oracle.rms_norm(q, values_of(layer.q_norm), config.norm_eps)
-        k = oracle.rms_norm(k, values_of(layer.k_norm), config.norm_eps)
+        shapes, norms = (q.shape, k.shape), (values_of(layer.q_norm), values_of(layer.k_norm))
+        if config.layers[0].joint_head_norms:
+            q, k = (x.reshape(len(x), -1) for x in (q, k))
+        q, k = (
+            oracle.rms_norm(x, norm, config.norm_eps).reshape(shape)
+            for x, norm, shape in zip((q, k), norms, shapes, strict=True)
+        )
     if not rotates_first:
         q, k = rotated(bench, q, k, positions)
     values, factor = stored.values, 1.0

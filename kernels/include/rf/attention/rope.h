@@ -64,15 +64,20 @@ __device__ __forceinline__ float norm_factor(const HeadShape& shape, const HeadP
   return rsqrt(wave_sum(squares) / static_cast<float>(shape.dim) + eps);
 }
 
-// weight: null = 1.
+// Does the rest of a norm. weight: null = 1.
 template <int kPairs>
-__device__ __forceinline__ void normalise(const HeadShape& shape, HeadPairs<kPairs>& head,
-                                          const float* weight, float eps) {
-  const float factor = norm_factor(shape, head, eps);
+__device__ __forceinline__ void scale_head(const HeadShape& shape, HeadPairs<kPairs>& head,
+                                           float factor, const float* weight) {
   for_each_pair<kPairs>(shape, [&](int i, int pair) {
     head.x[i] *= weight ? factor * weight[first_of(shape, pair)] : factor;
     head.y[i] *= weight ? factor * weight[second_of(shape, pair)] : factor;
   });
+}
+
+template <int kPairs>
+__device__ __forceinline__ void normalise(const HeadShape& shape, HeadPairs<kPairs>& head,
+                                          const float* weight, float eps) {
+  scale_head(shape, head, norm_factor(shape, head, eps), weight);
 }
 
 // cosine and sine are this position's rows of the tables, [rotary_dim / 2].
@@ -107,7 +112,7 @@ __device__ __forceinline__ HeadTurns<kPairs> load_turns(const HeadShape& shape, 
   return turns;
 }
 
-// Does the rest of a norm, with weights that load_head has loaded.
+// The same with weights that load_head has loaded.
 template <int kPairs>
 __device__ __forceinline__ void scale_head(HeadPairs<kPairs>& head, float factor,
                                            const HeadPairs<kPairs>& weights) {

@@ -31,17 +31,25 @@ struct DecodeWave<Stored, kKeyDim, kValueDim, kGroup, false> {
 };
 #endif
 
+// What norms of queries and keys a kernel knows.
+enum class HeadNorms {
+  kBeforeRope,  // of each head
+  kOfHeads,     // of each head, before rope or behind it
+  kJoint,       // of all heads of a row together, before rope
+};
+
 // What the products of a step's tokens are before rope_store.hip has been there.
 struct NewTokens {
   // Rows q_stride, k_stride, v_stride apart; q null: it has been there. k null: another layer's
   // launch has stored keys and values.
   const float *q, *k, *v;
-  const float *q_norm, *k_norm;  // [key_dim]; null = none
+  const float *q_norm, *k_norm;  // [key_dim]; null = none; kJoint: [heads * key_dim]
   const float *cosine, *sine;    // [max_context, rotary_dim / 2]
   int64_t q_stride, k_stride, v_stride;
   int rotary_dim;
   bool neox;
-  bool norms_values;  // without a weight
+  bool rotates_first;  // kOfHeads: norms come behind rope, not before it
+  bool norms_values;   // without a weight
   float eps;
 };
 
@@ -65,28 +73,39 @@ struct DecodeOutput {
   uint32_t* arrived;   // [sequences, the grid's x], see last_block.h; null: splits are not merged
 };
 
-// A head of a query or key as attention wants it.
-template <int kKeyDim, int kPairs>
+// A head of a query or key as attention wants it. norm: its weights; row_factor: of kJoint.
+template <HeadNorms kNorms, int kKeyDim, int kPairs>
 __device__ __forceinline__ HeadPairs<kPairs> rotated_head(const NewTokens& fresh, int position,
-                                                          const float* row, const float* norm) {
+                                                          const float* row, const float* norm,
+                                                          float row_factor) {
   const HeadShape key{kKeyDim, fresh.rotary_dim, fresh.neox};
   const int64_t table_row = static_cast<int64_t>(position) * (fresh.rotary_dim / 2);
   HeadPairs head = load_head<kPairs>(key, row);
-  if (norm) normalise(key, head, norm, fresh.eps);
-  rotate(key, head, fresh.cosine + table_row, fresh.sine + table_row);
+  const float *cosine = fresh.cosine + table_row, *sine = fresh.sine + table_row;
+  const bool rotates_first = kNorms == HeadNorms::kOfHeads && fresh.rotates_first;
+  if (rotates_first) rotate(key, head, cosine, sine);
+  if constexpr (kNorms == HeadNorms::kJoint) {
+    scale_head(key, head, row_factor, norm);
+  } else if (norm) {
+    normalise(key, head, norm, fresh.eps);
+  }
+  if (!rotates_first) rotate(key, head, cosine, sine);
   return head;
 }
 
 // Puts the key of a token into the cache, or its value.
-template <class Stored, int kKeyDim, int kValueDim>
+template <HeadNorms kNorms, class Stored, int kKeyDim, int kValueDim>
 __device__ __forceinline__ void store_new_token(const NewTokens& fresh, const Cache<Stored>& cache,
                                                 int token, int position, int kv_head,
-                                                int64_t cache_row, bool is_value, float* scratch) {
+                                                int64_t cache_row, bool is_value, float row_factor,
+                                                float* scratch) {
   constexpr int kPairs = kPairsOfLane<(kKeyDim > kValueDim ? kKeyDim : kValueDim)>;
   if (!is_value) {
     const HeadShape key{kKeyDim, fresh.rotary_dim, fresh.neox};
-    const float* row = fresh.k + token * fresh.k_stride + kv_head * kKeyDim;
-    store_cached(key, rotated_head<kKeyDim, kPairs>(fresh, position, row, fresh.k_norm),
+    const int column = kv_head * kKeyDim;
+    const float* row = fresh.k + token * fresh.k_stride + column;
+    const float* norm = fresh.k_norm + (kNorms == HeadNorms::kJoint ? column : 0);
+    store_cached(key, rotated_head<kNorms, kKeyDim, kPairs>(fresh, position, row, norm, row_factor),
                  cache.k + cache_row * kKeyDim, cache.k_scale + cache_row);
     return;
   }
@@ -133,7 +152,8 @@ __device__ __forceinline__ void store_new_token(const NewTokens& fresh, const Ca
       float* __restrict__ partial, float* __restrict__ partial_ml, uint32_t* arrived,              \
       int64_t q_stride, int64_t k_stride, int64_t v_stride, int32_t blocks_per_sequence,           \
       int32_t heads, int32_t kv_heads, int32_t rotary_dim, int32_t neox, int32_t norms_values,     \
-      int32_t window, int32_t split_tokens, float eps, float scale, float softcap) {               \
+      int32_t window, int32_t split_tokens, float eps, float scale, float softcap,                 \
+      int32_t rotates_first) {                                                                     \
     const rf::NewTokens fresh{new_q,                                                               \
                               new_k,                                                               \
                               new_v,                                                               \
@@ -146,6 +166,7 @@ __device__ __forceinline__ void store_new_token(const NewTokens& fresh, const Ca
                               v_stride,                                                            \
                               rotary_dim,                                                          \
                               neox != 0,                                                           \
+                              rotates_first != 0,                                                  \
                               norms_values != 0,                                                   \
                               eps};                                                                \
     RF_FUNCTION(Stored, group)(                                                                    \

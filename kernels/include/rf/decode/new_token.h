@@ -2,16 +2,19 @@
 // all of them are on their way together.
 #pragma once
 
+#include "rf/decode/joint_norms.h"
 #include "rf/decode/kernel.h"
 
 namespace rf {
 
 // The rows of the new token of a block's kv head. A wave rotates some of the queries; in the block
 // that reads the token's own key, one does the same to that, and another stores the value.
-template <class Stored, int kKeyDim, int kValueDim, int kGroup>
+template <HeadNorms kNorms, class Stored, int kKeyDim, int kValueDim, int kGroup>
 class NewTokenRows {
+  static constexpr bool kJoint = kNorms == HeadNorms::kJoint;
   static constexpr int kPairs = kPairsOfLane<(kKeyDim > kValueDim ? kKeyDim : kValueDim)>;
   static constexpr int kRounds = (kGroup + kDecodeWaves - 1) / kDecodeWaves;
+  static constexpr int kWeights = kJoint ? kRounds : 1;  // of heads of queries that differ
 
  public:
   using Row = NewRow<Stored, kKeyDim, kValueDim>;
@@ -36,10 +39,20 @@ class NewTokenRows {
     const int64_t row = static_cast<int64_t>(position) * (fresh.rotary_dim / 2);
     turns_ = load_turns<kPairs>(key, fresh.cosine + row, fresh.sine + row);
     for (int i = 0; i < kPairs; ++i) {
-      q_weights_.x[i] = q_weights_.y[i] = own_weights_.x[i] = own_weights_.y[i] = 1.0f;
+      for (auto& weights : q_weights_) weights.x[i] = weights.y[i] = 1.0f;
+      own_weights_.x[i] = own_weights_.y[i] = 1.0f;
     }
-    if (fresh.q_norm) q_weights_ = load_head<kPairs>(key, fresh.q_norm);
-    if (is_key_ && fresh.k_norm) own_weights_ = load_head<kPairs>(key, fresh.k_norm);
+    if (fresh.q_norm) {
+      const float* weights = fresh.q_norm + (kJoint ? first_head * kKeyDim : 0);
+#pragma unroll
+      for (int i = 0; i < kWeights; ++i) {
+        const int head = kJoint ? min(i * kDecodeWaves + wave, heads - 1) : 0;
+        q_weights_[i] = load_head<kPairs>(key, weights + head * kKeyDim);
+      }
+    }
+    if (is_key_ && fresh.k_norm) {
+      own_weights_ = load_head<kPairs>(key, fresh.k_norm + (kJoint ? kv_head * kKeyDim : 0));
+    }
   }
 
   // Asks for the rows.
@@ -64,28 +77,31 @@ class NewTokenRows {
   // Puts rotated queries into LDS, and key and value too, from where they go to the cache.
   __device__ __forceinline__ void take(const NewTokens& fresh, const Cache<Stored>& cache,
                                        int heads, int64_t cache_row, int wave,
+                                       const RowFactors& row_factors,
                                        half (&queries)[kGroup][kKeyDim], Row& row, float* scratch) {
     const HeadShape key = key_shape(fresh);
     const HeadShape shape = own_shape(fresh);
     HeadPairs<kPairs>& own = heads_[kRounds];
+    const bool rotates_first = kNorms == HeadNorms::kOfHeads && fresh.rotates_first;
+    if (rotates_first) rotate_all(key, shape);
     if (fresh.q_norm || fresh.k_norm || fresh.norms_values) {
       float factors[kRounds + 1];
 #pragma unroll
       for (int round = 0; round <= kRounds; ++round) {
-        const float factor = norm_factor(round < kRounds ? key : shape, heads_[round], fresh.eps);
+        float factor = norm_factor(round < kRounds ? key : shape, heads_[round], fresh.eps);
+        if (kJoint && round < kRounds) factor = row_factors.query;
+        if (kJoint && round == kRounds && is_key_) factor = row_factors.key;
         const bool own_is_normed = is_key_ ? fresh.k_norm != nullptr : fresh.norms_values;
         const bool is_normed = round < kRounds ? fresh.q_norm != nullptr : own_is_normed;
         factors[round] = is_normed ? factor : 1.0f;
       }
 #pragma unroll
       for (int round = 0; round <= kRounds; ++round) {
-        scale_head(heads_[round], factors[round], round < kRounds ? q_weights_ : own_weights_);
+        scale_head(heads_[round], factors[round],
+                   round < kRounds ? q_weights_[kJoint ? round : 0] : own_weights_);
       }
     }
-#pragma unroll
-    for (int round = 0; round <= kRounds; ++round) {
-      rotate(round < kRounds ? key : shape, heads_[round], turns_);
-    }
+    if (!rotates_first) rotate_all(key, shape);
 #pragma unroll
     for (int round = 0; round < kRounds; ++round) {
       const int head = round * kDecodeWaves + wave;
@@ -135,6 +151,13 @@ class NewTokenRows {
             is_key_ && fresh.neox};
   }
 
+  __device__ __forceinline__ void rotate_all(const HeadShape& key, const HeadShape& own) {
+#pragma unroll
+    for (int round = 0; round <= kRounds; ++round) {
+      rotate(round < kRounds ? key : own, heads_[round], turns_);
+    }
+  }
+
   template <int kWords>
   static __device__ __forceinline__ void copy(const void* from, void* to) {
 #pragma unroll
@@ -151,7 +174,7 @@ class NewTokenRows {
   bool is_key_ = false, is_owner_ = false;
   HeadTurns<kPairs> turns_;
   HeadPairs<kPairs> heads_[kRounds + 1];
-  HeadPairs<kPairs> q_weights_, own_weights_;
+  HeadPairs<kPairs> q_weights_[kWeights], own_weights_;
 };
 
 }  // namespace rf

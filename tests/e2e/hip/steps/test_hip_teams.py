@@ -115,3 +115,25 @@ def test_answers_are_those_of_sequences_that_read_all_they_see(
     saved = [before.bytes_read - now.bytes_read for before, now in costs]
     assert saved == [token * tokens for tokens in (128, 128, 256, 128, 256, 32, 0)]
     assert [now.launches for _, now in costs] == [before.launches for before, _ in costs]
+
+
+@pytest.mark.usefixtures("short_splits")
+@pytest.mark.parametrize("name", ["olmo2", "hunyuan-moe"])
+def test_norms_that_teams_do_not_know_have_a_launch_before_them(
+    name: str, stack: ExitStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of queries and keys as a whole, and those behind rope."""
+    monkeypatch.setattr(teams, "LEAST_SHARED", BLOCK)
+    model = fitting(by_name(name))
+    longer = model.config | {"max_position_embeddings": 256}
+    path = write_model(replace(model, config=longer), tmp_path)
+    options = replace(OPTIONS, decode_variant="fused", graphs="off")
+    apart = steps(Driver(load_hip(stack, path, options)))
+    together = steps(Driver(load_hip(stack, path, replace(options, shared_prefix="on"))))
+    np.testing.assert_allclose(logprobs(together), logprobs(apart), atol=2e-3)
+    more = [
+        present(now.cost).launches - present(before.cost).launches
+        for before, now in zip(apart, together, strict=True)
+    ]
+    assert set(more[:-1]) == {longer["num_hidden_layers"]}
+    assert more[-1] == 0  # of a sequence alone

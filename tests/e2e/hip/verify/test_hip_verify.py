@@ -276,19 +276,50 @@ def test_other_biases_of_gated_products_fail_their_check(
     assert not any(check.passed for check in check_first("biased gated gemm"))
 
 
+def rotate_last(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Norms come before rope."""
+    return {"rotates_first": 0}
+
+
+def weights_of_queries(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Keys are normed with these, too."""
+    return {"k_norm": arguments["q_norm"]}
+
+
+def first_weights(arguments: dict[str, Any]) -> dict[str, Any]:
+    """The same, by the launch that norms both."""
+    return {"other_weight": arguments["weight"]}
+
+
+FUSED = "fused decode attention"
+
+
 @pytest.mark.usefixtures("host")
-def test_norms_before_rope_fail_the_check_of_those_behind_it(
+@pytest.mark.parametrize(
+    ("architecture", "kernel", "wrong", "ops"),
+    [
+        ("hunyuan-moe", "rf_rope_store_*", rotate_last, ["rope_and_store", FUSED]),
+        ("hunyuan-moe", "rf_attention_decode_*", rotate_last, [FUSED]),
+        ("olmo2", "rf_rms_norm_columns", first_weights, ["rope_and_store", FUSED]),
+        ("olmo2", "rf_attention_decode_joint_*", weights_of_queries, [FUSED]),
+    ],
+)
+def test_other_norms_of_heads_fail_their_check(
+    architecture: str,
+    kernel: str,
+    wrong: Callable[[dict[str, Any]], dict[str, Any]],
+    ops: list[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def rotate_last(launch: Launch, arguments: dict[str, Any]) -> None:
-        launch(**{**arguments, "rotates_first": 0})
+    def norm_otherwise(launch: Launch, arguments: dict[str, Any]) -> None:
+        launch(**{**arguments, **wrong(arguments)})
 
-    group = next(group for group in all_groups() if group.recipe.architecture == "hunyuan-moe")
+    group = next(group for group in all_groups() if group.recipe.architecture == architecture)
     found = find_devices(select_platform())[0]
     assert all(check.passed for check in run_group(found, group))
-    change_launches(monkeypatch, "rf_rope_store_*", rotate_last)
+    change_launches(monkeypatch, kernel, norm_otherwise)
     failed = [check.op for check in run_group(found, group) if not check.passed]
-    assert failed == ["rope_and_store"]
+    assert failed == ops
 
 
 @pytest.mark.usefixtures("host")
