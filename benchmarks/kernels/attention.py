@@ -132,7 +132,7 @@ def measure_decode(watch: Stopwatch, layer: Layer, batch: int, splits: list[int]
                             *(None, None, None, 0),
                         ),
                         *(partial, partial_ml, arrived, 0, 0, 0, layer.blocks, shape.heads),
-                        *(shape.kv_heads, 0, 0, 0, 0, tokens, 0.0, shape.head_dim**-0.5, 0.0),
+                        *(shape.kv_heads, 0, 0, 0, 0, tokens, 0.0, shape.head_dim**-0.5, 0.0, 0),
                         grid=(shape.decode_blocks, count, batch),
                         block=DECODE_WAVES * device.wave,
                         stream=watch.stream,

@@ -102,11 +102,11 @@ def test_another_compiler_compiles_each_target(tmp_path: Path) -> None:
 def test_who_wants_the_same_kernels_at_once_compiles_them_once(tmp_path: Path) -> None:
     program, log = counting_compiler(tmp_path)
     compiler = replace(find_compiler(None), clang=(str(program),))
-    target = select("gfx1030")[0]
+    target, wanted = select("gfx1030")[0], unit("softcap")
 
     def make() -> bytes:
         mine = Builder(compiler, tmp_path / "cache")
-        product = mine.product(unit("softcap"), target)
+        product = mine.product(wanted, target)
         install([product], target, compiler, tmp_path / "lib")
         return product.code.read_bytes()
 
