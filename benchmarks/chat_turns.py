@@ -2,8 +2,8 @@
 
     python -m benchmarks.chat_turns MODEL.gguf --template Qwen3.5-4B.jinja
 
-The conversation has calls, and what they returned, 3,000 characters each; its last message is the
-only one that the server has not seen. Times are processor time of one thread, which keeps
+The conversation has calls, and what they returned, 3,000 characters each; its last two messages are
+the only ones that the server has not seen. Times are processor time of one thread, which keeps
 others from running Python meanwhile. Jinja alone renders as Transformers does: without a
 budget, and without knowing which text is a client's.
 """

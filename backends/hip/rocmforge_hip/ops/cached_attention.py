@@ -92,7 +92,6 @@ class _Unrotated(Activation):
     keys: Activation | None  # None: another layer stores keys and values
     values: Activation | None
     norms: tuple[DeviceArray | None, DeviceArray | None]  # of queries and keys
-    has_joint_norms: bool  # norms are of all heads of a row together
 
 
 def _head_of(layer: LayerConfig) -> HeadSize | None:
@@ -282,8 +281,7 @@ class CachedAttention:
             optional_vector(q_norm, layer.query_norm_features),
             optional_vector(k_norm, layer.key_norm_features),
         )
-        has_joint_norms = layer.joint_head_norms and q_norm is not None
-        assert not has_joint_norms or self.norms_rows(step, spec)
+        assert q_norm is None or not layer.joint_head_norms or self.norms_rows(step, spec)
         assert self._arena.rotated is not None
         # Teams norm before they rotate.
         may_rope = own.may_rope and not (layer.rotates_first and self._has_teams(step, own))
@@ -297,7 +295,6 @@ class CachedAttention:
                 keys=k,
                 values=v,
                 norms=vectors,
-                has_joint_norms=has_joint_norms,
             )
         assert cache.values is not None
         out = self._arena.rotated.float16(q.rows, q.features)
@@ -405,7 +402,7 @@ class CachedAttention:
         assert results <= partial_ml.shape[0] or split.count == 1
         window = spec.window or 0
         new = q if isinstance(q, _Unrotated) else None
-        if new is not None and new.has_joint_norms:
+        if new is not None and layer.joint_head_norms and new.norms[0] is not None:
             assert own.decode_joint is not None
             assert teams is None
             kernel = own.decode_joint

@@ -210,6 +210,11 @@ class CannotEnforce(Exception):
         self.reason = reason
 
 
+def within_string(text: str) -> str:
+    """Writes a part of a string as JSON has it between the quotes."""
+    return json.dumps(text, ensure_ascii=False)[1:-1]
+
+
 def literal(text: str) -> str:
     """Writes a text in Lark's notation; nothing for the empty one."""
     return json.dumps(text, ensure_ascii=False) if text else ""

@@ -20,6 +20,7 @@ from rocmforge.text.tool_calls.base import (
     literal,
     marker,
     repeated,
+    within_string,
 )
 from rocmforge.text.tool_calls.parameters import (
     is_native,
@@ -195,7 +196,7 @@ class KeywordParser(CallParser):
             case _State.ARGUMENT:
                 pass  # the call was cut, and so are its arguments
             case _State.STRING:
-                self._say_arguments(json.dumps(self._incoming.take(), ensure_ascii=False)[1:-1])
+                self._say_arguments(within_string(self._incoming.take()))
             case _State.NAME | _State.AFTER if self.num_calls and self._end_mark.startswith(rest):
                 pass  # the list was cut, or what marks the call's end
             case _:
@@ -243,7 +244,7 @@ class KeywordParser(CallParser):
 
     def _read_string(self) -> bool:
         text = self._incoming.take_until(self._form.quote)
-        self._say_arguments(json.dumps(text, ensure_ascii=False)[1:-1])
+        self._say_arguments(within_string(text))
         if not self._incoming.take_mark(self._form.quote):
             return False
         self._say_arguments('"')

@@ -17,6 +17,7 @@ from rocmforge.text.tool_calls.base import (
     literal,
     marker,
     repeated,
+    within_string,
 )
 from rocmforge.text.tool_calls.parameters import (
     is_text,
@@ -214,7 +215,7 @@ class TaggedParser(CallParser):
         if not self._is_begun:
             self._is_begun, opening = True, '"'
             text = text.removeprefix("\n") if self._has_lines else text
-        self._say_arguments(opening + json.dumps(text, ensure_ascii=False)[1:-1])
+        self._say_arguments(opening + within_string(text))
 
     def _read_value(self) -> bool:
         value, end, _ = self._incoming.text.partition(self._value_end)
