@@ -146,16 +146,12 @@ class ExpertLayers:
         return kernels.groups if grouped else kernels.pairs
 
     def _adds_and_norms(self, mixed: Activation) -> bool:
-        """Returns whether the launch that adds it to the residual and norms that adds it up.
-
-        It reads each pair once, as a launch before it would, which also wrote and read the sum: so
-        it is faster for any number of tokens.
-        """
+        """Returns whether the launch that adds it to the residual and norms that adds it up."""
         return (
             isinstance(mixed, UnmadePairs)
             and isinstance(self._norms, RmsNorms)
             and mixed.arrays is self._arena.delta
-            and self._kernels.pair_sums.adds_and_norms(mixed.features)
+            and self._kernels.pair_sums.adds_and_norms(mixed.rows, mixed.features)
         )
 
     def multiplies_beside(

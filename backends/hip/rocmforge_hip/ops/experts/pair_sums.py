@@ -15,6 +15,9 @@ from rocmforge_hip.weights.formats import Weight, ceil_div
 
 _MIX_THREADS: Final = 256
 _MIX_COLUMNS: Final = 4 * _MIX_THREADS
+_MOST_NORMED: Final = 128
+"""Tokens, beyond which a launch for the sums alone was measured to be faster: a block that norms a
+row, too, holds as many registers as let one of them run on a multiprocessor."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -64,9 +67,9 @@ class PairSums:
             is_sorted=int(pairs.is_sorted),
         )
 
-    def adds_and_norms(self, features: int) -> bool:
-        """Returns whether `add_and_norm` takes rows of so many features."""
-        return norm_threads(features) <= self._add_norm.max_threads
+    def adds_and_norms(self, rows: int, features: int) -> bool:
+        """Returns whether `add_and_norm` takes rows of so many features, and is the fastest."""
+        return rows <= _MOST_NORMED and norm_threads(features) <= self._add_norm.max_threads
 
     def add_and_norm(
         self,
