@@ -1,8 +1,10 @@
 // Shared arrays: which exist, and who touched each of their bytes last.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <string>
 #include <vector>
 
@@ -63,9 +65,15 @@ class SharedMemory {
       return access_bytes(address, size, kind, now, first_epoch);
     }
     Touch* word = &words_[word_of(address)];
+    if (size == 4 * kWord && are_alike(word)) {  // as most often, where four are accessed at once
+      Touch alike = *word;
+      if (access_simply(alike, kind, now, first_epoch)) {
+        std::fill_n(word, 4, alike);
+        return true;
+      }
+    }
     for (Touch* const end = word + size / kWord; word != end; word++) {
-      const bool simple = kind == AccessKind::kLoad ? load_simply(*word, now, first_epoch)
-                                                    : store_simply(*word, now);
+      const bool simple = access_simply(*word, kind, now, first_epoch);
       if (!simple && !access_word(*word, kind, now, first_epoch)) return false;
     }
     return true;
@@ -96,6 +104,10 @@ class SharedMemory {
 
   // The accesses that nothing can be said against at a glance: to what was written, and for a store
   // read, behind another barrier or by the same thread. A word in parts is none of these.
+  static bool access_simply(Touch& word, AccessKind kind, Moment now, uint32_t first_epoch) {
+    return kind == AccessKind::kLoad ? load_simply(word, now, first_epoch)
+                                     : store_simply(word, now);
+  }
   static bool load_simply(Touch& word, Moment now, uint32_t first_epoch) {
     const bool behind = word.written.epoch - first_epoch < now.epoch - first_epoch;
     if (!behind && !same_lane(word.written, now)) return false;
@@ -107,6 +119,14 @@ class SharedMemory {
     if (word.read.epoch >= now.epoch && !same_lane(word.read, now)) return false;
     word.written = now;
     return true;
+  }
+  // Whether four words have the same history.
+  static bool are_alike(const Touch* words) {
+    uint64_t parts[8], differing = 0;
+    static_assert(sizeof parts == 4 * sizeof(Touch));
+    std::memcpy(parts, words, sizeof parts);
+    for (int i = 2; i < 8; i++) differing |= parts[i] ^ parts[i % 2];
+    return differing == 0;
   }
   static bool same_lane(Moment a, Moment b) { return a.epoch == b.epoch && a.thread == b.thread; }
 
