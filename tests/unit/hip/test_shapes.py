@@ -17,6 +17,7 @@ from tests.backend.driving import Chunk, make_step, with_states
 
 LIMITS = StepLimits(tokens=66, sequences=6, context=3000)
 SHAPES = StepShapes(LIMITS, predicts=False, has_axes=False)
+LARGE_SHAPES = StepShapes(replace(LIMITS, tokens=1000), predicts=False, has_axes=False)
 
 
 def chunks_of(counts: Sequence[int], start: int) -> list[Chunk]:
@@ -73,12 +74,20 @@ def test_other_prompts_have_shapes_of_their_own(counts: Sequence[int]) -> None:
     assert SHAPES.of_graph(step, step) is None
 
 
-def test_padding_makes_no_step_larger_than_the_largest_graph() -> None:
+@pytest.mark.parametrize(
+    ("tokens", "padded"), [(100, 128), (129, 192), (192, 192), (257, 320), (512, 512), (513, None)]
+)
+def test_a_longer_prompt_is_padded_to_whole_tiles(tokens: int, padded: int | None) -> None:
+    step = step_of(tokens)
+    shape = LARGE_SHAPES.of_graph(step, step)
+    assert (shape and shape.tokens) == padded
+
+
+@pytest.mark.parametrize("counts", [(1, 100), (200, 1)])
+def test_beside_decodes_no_prompt_is_padded_to_more_than_128_tokens(counts: Sequence[int]) -> None:
     """Products of more rows take another tile, and so much longer that launches cost less."""
-    shapes = StepShapes(replace(LIMITS, tokens=1000), predicts=False, has_axes=False)
-    alone, beside = step_of(100), step_of(1, 100)
-    assert shapes.of_graph(alone, alone) is not None
-    assert shapes.of_graph(beside, beside) is None
+    step = step_of(*counts)
+    assert LARGE_SHAPES.of_graph(step, step) is None
 
 
 def test_prompts_have_shapes_of_their_own_where_there_are_no_graphs() -> None:

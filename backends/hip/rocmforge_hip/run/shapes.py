@@ -17,10 +17,13 @@ MIN_GRAPH_BLOCKS: Final = 8
 """Blocks of the longest sequence that the smallest graphs have room for."""
 _CHECKED_TOKENS: Final = 8
 """Of graphs that check drafts of models with states, tokens of a sequence: multiples of this."""
-PROMPT_SIZES: Final = (8, 16, 32, MAX_KEPT_STATES, 64, 128)
+PROMPT_SIZES: Final = (8, 16, 32, MAX_KEPT_STATES, 64, 128, *range(192, 513, 64))
 """New tokens of a prompt that graphs have room for; longer ones keep a device busy.
 
-States are taken in one after the other up to MAX_KEPT_STATES, and then in chunks."""
+States are taken in one after the other up to MAX_KEPT_STATES, and then in chunks. From 64 on,
+padding fills tiles of products that are begun anyway."""
+_MOST_BESIDE: Final = 128
+"""Tokens of a step with decodes that graphs have room for, since sums of sizes fill no tiles."""
 _BUCKETS: Final = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 
 
@@ -95,7 +98,7 @@ class StepShapes:
             return None
         longest = next(size for size in PROMPT_SIZES if longest <= size)
         decodes = min(self._size_for(decodes), limits.sequences - 1) if decodes else 0
-        if longest + decodes > min(limits.tokens, PROMPT_SIZES[-1]):
+        if longest + decodes > min(limits.tokens, _MOST_BESIDE if decodes else PROMPT_SIZES[-1]):
             return None
         of_decodes = (StateLaunch(decodes, 1),) if decodes else ()
         return StepShape(

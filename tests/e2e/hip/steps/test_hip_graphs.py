@@ -173,6 +173,27 @@ def test_short_prompts_are_replayed_and_give_the_same_bits(
     assert max(replayed) <= 5 < min(plain), "the tokens, a replay, and what samples"
 
 
+def test_longer_prompts_are_replayed_alone_and_give_the_same_bits(
+    stack: ExitStack, tmp_path: Path
+) -> None:
+    model = fitting(by_name("llama"))
+    model = replace(model, config=model.config | {"max_position_embeddings": 512})
+    options = replace(SMALL, max_context=512, max_batched_tokens=256, kv_blocks=20)
+    runner = load(stack, write_model(model, tmp_path), options)
+    driver, want, found = Driver(runner), Want(target=9, num_logprobs=0), []
+    for pads in (False, True, True):
+        runner.pads_prompts = pads
+        tokens = [5 + 7 * at % 50 for at in range(311)]
+        first = driver.run(Chunk(tokens=tokens[:170], blocks=range(10), wants=[want]))
+        then = driver.run(Chunk(tokens=tokens[170:], start=170, blocks=range(10), wants=[want]))
+        assert first.cost is not None
+        assert then.cost is not None
+        found.append((row_logprobs(first), row_logprobs(then)))
+        launches = first.cost.launches, then.cost.launches
+    assert found[0] == found[1] == found[2]
+    assert max(launches) <= 5
+
+
 @pytest.mark.parametrize("part", [0, 0.5, 1])
 def test_stale_replays_are_found_and_not_used(
     part: float,
