@@ -15,6 +15,10 @@ from hypothesis import HealthCheck, settings
 
 pytest_plugins = ("tests.support.processes.memory",)
 
+# Workers take all cores. Threads of BLAS that have none wait for each other, many times as long as
+# they compute. Workers and the processes that tests start inherit this.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 # How long an example takes says more about the machine than about the code.
 settings.register_profile("rocmforge", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("rocmforge")

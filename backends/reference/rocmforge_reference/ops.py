@@ -73,24 +73,31 @@ def _product(x: Array, weight: Array) -> Array:
 
     In which order BLAS adds up depends on the sizes of a product, and not on what it multiplies.
     """
-    whole = len(x) // WIDE_TILE * WIDE_TILE
-    if whole < 2 * WIDE_TILE:  # it would not pay to multiply the first ones twice
-        return _in_tiles(x, weight, ROW_TILE)
-    first = _in_tiles(x[:WIDE_TILE], weight, ROW_TILE)
-    again = _in_tiles(x[:WIDE_TILE], weight, WIDE_TILE)
-    if not np.array_equal(first, again):
-        return np.concatenate((first, _in_tiles(x[WIDE_TILE:], weight, ROW_TILE)))
-    wide = _in_tiles(x[WIDE_TILE:whole], weight, WIDE_TILE)
-    return np.concatenate((first, wide, _in_tiles(x[whole:], weight, ROW_TILE)))
-
-
-def _in_tiles(x: Array, weight: Array, tile: int) -> Array:
-    rows, features = x.shape
-    padded = np.zeros((_round_up(rows, tile), features), x.dtype)
-    padded[:rows] = x
-    tiles = padded.reshape(-1, tile, features)
-    product: Array = (tiles @ weight.T).reshape(-1, len(weight))[:rows]
+    x = np.ascontiguousarray(x)
+    product = np.empty((len(x), len(weight)), x.dtype)
+    first, rest = slice(0, WIDE_TILE), slice(WIDE_TILE, None)
+    tile = ROW_TILE
+    _multiply(x[first], weight, ROW_TILE, product[first])
+    if len(x) >= 2 * WIDE_TILE:  # it would not pay to multiply the first ones twice for fewer
+        again = np.empty_like(product[first])
+        _multiply(x[first], weight, WIDE_TILE, again)
+        tile = WIDE_TILE if np.array_equal(again, product[first]) else ROW_TILE
+    _multiply(x[rest], weight, tile, product[rest])
     return product
+
+
+def _multiply(x: Array, weight: Array, tile: int, product: Array) -> None:
+    """Writes `x @ weight.T`, so many rows at a time, and the last ones in tiles of ROW_TILE."""
+    rows, features = x.shape
+    count = rows // tile
+    whole = count * tile
+    out = product[:whole].reshape(count, tile, len(weight))
+    np.matmul(x[:whole].reshape(count, tile, features), weight.T, out=out)
+    if left := rows - whole:
+        last = np.zeros((_round_up(left, ROW_TILE), features), x.dtype)
+        last[:left] = x[whole:]
+        tiles = last.reshape(-1, ROW_TILE, features) @ weight.T
+        product[whole:] = tiles.reshape(-1, len(weight))[:left]
 
 
 def head_linear(x: Array, weight: Array) -> Array:
