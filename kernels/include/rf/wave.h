@@ -26,6 +26,25 @@ __device__ __forceinline__ T wave_sum(T value) {
   return wave_reduce<kLanes>(value, [](T a, T b) { return a + b; });
 }
 
+// The sums of kCount values, a power of two, in the lanes of a wave: value i in the lanes l with
+// l / (kWave / kCount) == i, with the bits of wave_sum(). Half of the values go to each half of the
+// lanes, then half of those to each quarter: fewer exchanges than one value after the other takes.
+template <int kCount, int kDistance = kWave / 2>
+__device__ __forceinline__ float wave_sums(const float (&values)[kCount]) {
+  if constexpr (kCount == 1) {
+    return wave_sum<kDistance * 2>(values[0]);
+  } else {
+    const bool is_upper = (lane_id() & kDistance) != 0;
+    float halved[kCount / 2];
+#pragma unroll
+    for (int i = 0; i < kCount / 2; ++i) {
+      const float lower = values[i], upper = values[i + kCount / 2];
+      halved[i] = (is_upper ? upper : lower) + shfl_xor<kDistance>(is_upper ? lower : upper);
+    }
+    return wave_sums<kCount / 2, kDistance / 2>(halved);
+  }
+}
+
 template <int kLanes = kWave>
 __device__ __forceinline__ float wave_max(float value) {
   return wave_reduce<kLanes>(value, [](float a, float b) { return max(a, b); });

@@ -23,7 +23,7 @@ __device__ __forceinline__ void choose_gate_up(const ExpertMatrices& experts, No
   logits += token * rule.num_logits();
   const float logit = choice.own_logit(logits);
   if (x.squares) x.find_factor();
-  choice.choose(logit);
+  choice.choose<false>(logit);
   const int expert = uniform(choice.expert(rank));
   if (expert != kElsewhere) {
     const Outputs stored = to.stored();
@@ -39,7 +39,8 @@ __device__ __forceinline__ void choose_gate_up(const ExpertMatrices& experts, No
   }
   // Of a block that follows those with which most multiprocessors begin.
   if (rank == 0 && blockIdx.y == gridDim.y * 2 / 3) {
-    choice.store(logits, chosen + token * num_pairs, weights + token * num_pairs);
+    choice.weigh(logits);
+    choice.store(chosen + token * num_pairs, weights + token * num_pairs, logits);
   }
 }
 

@@ -46,10 +46,11 @@ __device__ __forceinline__ void post_factors(const NormRoute& x, int first_token
 // many are computed together.
 template <int kTokens, int kExperts>
 __device__ __forceinline__ void norm_logits(const NormRoute& x, int first_token, int first_expert) {
-  constexpr int kSums = kExperts + 1;  // the last: of squares
-  __shared__ float parts[kNormRouteThreads / kWave][kTokens][kSums];
+  constexpr int kLogits = kTokens * kExperts;
+  __shared__ float parts[kNormRouteThreads / kWave][kLogits + kTokens];
   const int threads = static_cast<int>(blockDim.x);
-  float sums[kTokens][kSums] = {};
+  float sums[kLogits] = {};
+  float squares[kTokens] = {};
   float of_delta[kTokens];
   for (int t = 0; t < kTokens; ++t) of_delta[t] = 1.0f;
   if (x.post_weight) post_factors(x, first_token, of_delta);
@@ -71,32 +72,30 @@ __device__ __forceinline__ void norm_logits(const NormRoute& x, int first_token,
       const Vec<float, 4> delta = load16(x.delta + at), old = load16(x.residual + at);
       const Vec<float, 4> total = added(delta, of_delta[t], post_weights, old);
       const Vec<float, 4> values = total * weights;
-      for (int k = 0; k < 4; ++k) sums[t][kExperts] = fma(total[k], total[k], sums[t][kExperts]);
+      for (int k = 0; k < 4; ++k) squares[t] = fma(total[k], total[k], squares[t]);
 #pragma unroll
       for (int e = 0; e < kExperts; ++e) {
-        for (int k = 0; k < 4; ++k) sums[t][e] = fma(values[k], of_router[e][k], sums[t][e]);
+        float& sum = sums[t * kExperts + e];
+        for (int k = 0; k < 4; ++k) sum = fma(values[k], of_router[e][k], sum);
       }
     }
   }
-#pragma unroll
-  for (int t = 0; t < kTokens; ++t) {
-#pragma unroll
-    for (int e = 0; e < kSums; ++e) {
-      const float sum = wave_sum(sums[t][e]);
-      if (lane_id() == 0) parts[wave_id()][t][e] = sum;
-    }
-  }
+  constexpr int kLogitLanes = kWave / kLogits, kSquareLanes = kWave / kTokens;
+  const float of_logit = wave_sums(sums), of_squares = wave_sums(squares);
+  const int lane = lane_id();
+  if (lane % kLogitLanes == 0) parts[wave_id()][lane / kLogitLanes] = of_logit;
+  if (lane % kSquareLanes == 0) parts[wave_id()][kLogits + lane / kSquareLanes] = of_squares;
   __syncthreads();
   const int t = static_cast<int>(threadIdx.x) / kExperts;
   const int e = static_cast<int>(threadIdx.x) % kExperts;
   if (t >= kTokens || first_token + t >= x.tokens || first_expert + e >= x.experts) return;
   float sum = 0.0f;
-  float squares = 0.0f;
+  float total = 0.0f;
   for (int wave = 0; wave < threads / kWave; ++wave) {
-    sum += parts[wave][t][e];
-    squares += parts[wave][t][kExperts];
+    sum += parts[wave][threadIdx.x];
+    total += parts[wave][kLogits + t];
   }
-  const float factor = rsqrt(squares / static_cast<float>(x.features) + x.eps);
+  const float factor = rsqrt(total / static_cast<float>(x.features) + x.eps);
   x.logits[static_cast<int64_t>(first_token + t) * x.experts + first_expert + e] = sum * factor;
 }
 

@@ -10,10 +10,11 @@ inline constexpr int kRouteThreads = 256;
 template <int kTokens, int kExperts>
 __device__ __forceinline__ void route_logits(const float* x, const float* router, float* logits,
                                              int tokens, int experts, int features) {
-  __shared__ float parts[kRouteThreads / kWave][kTokens][kExperts];
+  constexpr int kLogits = kTokens * kExperts;
+  __shared__ float parts[kRouteThreads / kWave][kLogits];
   const int first_token = blockIdx.y * kTokens;
   const int first_expert = blockIdx.x * kExperts;
-  float sums[kTokens][kExperts] = {};
+  float sums[kLogits] = {};
 #pragma unroll 2
   for (int i = threadIdx.x * 4; i < features; i += kRouteThreads * 4) {
     Vec<float, 4> of_router[kExperts];
@@ -28,25 +29,21 @@ __device__ __forceinline__ void route_logits(const float* x, const float* router
       const Vec<float, 4> values = load16(x + token * features + i);
 #pragma unroll
       for (int e = 0; e < kExperts; ++e) {
-        for (int k = 0; k < 4; ++k) sums[t][e] = fma(values[k], of_router[e][k], sums[t][e]);
+        float& sum = sums[t * kExperts + e];
+        for (int k = 0; k < 4; ++k) sum = fma(values[k], of_router[e][k], sum);
       }
     }
   }
-#pragma unroll
-  for (int t = 0; t < kTokens; ++t) {
-#pragma unroll
-    for (int e = 0; e < kExperts; ++e) {
-      const float sum = wave_sum(sums[t][e]);
-      if (lane_id() == 0) parts[wave_id()][t][e] = sum;
-    }
-  }
+  constexpr int kLanes = kWave / kLogits;
+  const float of_logit = wave_sums(sums);
+  if (lane_id() % kLanes == 0) parts[wave_id()][lane_id() / kLanes] = of_logit;
   __syncthreads();
   const int i = threadIdx.x;
   const int t = i / kExperts;
   const int e = i % kExperts;
   if (t >= kTokens || first_token + t >= tokens || first_expert + e >= experts) return;
   float sum = 0.0f;
-  for (int wave = 0; wave < kRouteThreads / kWave; ++wave) sum += parts[wave][t][e];
+  for (int wave = 0; wave < kRouteThreads / kWave; ++wave) sum += parts[wave][i];
   logits[static_cast<int64_t>(first_token + t) * experts + first_expert + e] = sum;
 }
 
@@ -60,9 +57,9 @@ extern "C" __global__ __launch_bounds__(rf::kRouteThreads) void rf_route_logits(
   rf::route_logits<4, 4>(x, router, logits, tokens, experts, features);
 }
 
-// logits: f32 [tokens, experts]. bias, selection_bias: f32 [experts] or null; the first is added to
-// the logits, the second to what `function` (experts.h) makes of them, to choose by and not to
-// weight. Of `groups` of experts, those of the best kept_groups may be chosen: whose two best are
+// logits: f32 [splits, tokens, experts], parts that are added up. bias, selection_bias: f32
+// [experts] or null; the first is added to the logits, the second to what `function` (experts.h)
+// makes of them, to choose by and not to weight. Of `groups` of experts, those of the best kept_groups may be chosen: whose two best are
 // the largest sum. chosen: int32 [tokens, num_chosen], the best first, of equal ones the first;
 // counted from first_own, and kElsewhere for those that are not among the num_own from there.
 // weights: f32 alike, divided by their sum (at least 2^-14) if `normalised`, times scale, and times
@@ -74,13 +71,14 @@ extern "C" __global__ __launch_bounds__(rf::kMostExperts) void rf_route_choose(
     const float* __restrict__ selection_bias, const float* __restrict__ weight_scale,
     int32_t* chosen, float* weights, int experts, int num_chosen, int function, int groups,
     int kept_groups, int normalised, float scale, int first_own, int num_own, int num_shared,
-    int weighs_shared) {
+    int weighs_shared, int splits) {
   rf::let_next_begin_if_few();
   __shared__ rf::RouteChoice::Lds lds;
-  const rf::RouteRule rule{bias,      selection_bias, weight_scale, experts,         num_chosen,
-                           function,  groups,         kept_groups,  normalised != 0, scale,
-                           first_own, num_own,        num_shared,   weighs_shared};
+  rf::RouteRule rule{bias,      selection_bias, weight_scale, experts,         num_chosen,
+                     function,  groups,         kept_groups,  normalised != 0, scale,
+                     first_own, num_own,        num_shared,   weighs_shared,   splits};
   const int64_t token = blockIdx.x;
+  rule.split_size = static_cast<int64_t>(gridDim.x) * rule.num_logits();
   rf::RouteChoice(lds, rule).run(logits + token * rule.num_logits(),
                                  chosen + token * rule.num_pairs(),
                                  weights + token * rule.num_pairs());

@@ -179,7 +179,7 @@ class Case:
         else:
             device.launch(
                 "rf_route_choose",
-                *(logits, *choice),
+                *(logits, *choice, 1),
                 grid=rows,
                 block=-(-rule.num_experts // 64) * 64,
             )

@@ -52,19 +52,20 @@ def choose(
     weighed: int = 1,
     weight_scale: Float32 | None = None,
 ) -> tuple[npt.NDArray[np.int32], Float32]:
-    tokens, experts = len(logits), logits.shape[1] - shared * weighed
+    parts = logits if logits.ndim == 3 else logits[None]
+    splits, tokens, experts = *parts.shape[:2], parts.shape[2] - shared * weighed
     chosen = device.empty((tokens, rule.num_chosen + shared), np.int32, "chosen")
     weights = device.empty((tokens, rule.num_chosen + shared), np.float32, "weights")
     device.launch(
         "rf_route_choose",
-        device.upload(logits, "logits"),
+        device.upload(parts, "logits"),
         None if bias is None else device.upload(bias, "bias"),
         None if selection_bias is None else device.upload(selection_bias, "selection bias"),
         None if weight_scale is None else device.upload(weight_scale, "scales"),
         *(chosen, weights, experts, rule.num_chosen, FUNCTIONS[rule.router]),
         *(rule.num_groups, rule.num_chosen_groups, int(rule.normalised), rule.scale),
         *(own or (0, experts)),
-        *(shared, shared * weighed),
+        *(shared, shared * weighed, splits),
         grid=tokens,
         block=-(-experts // 64) * 64,
     )
@@ -91,29 +92,29 @@ def test_logits_are_those_of_float32(
 
 
 @pytest.mark.parametrize(
-    ("tokens", "experts", "features"),
-    [(3, 5, 32), (70, 67, 64), (64, 64, 288)],
-    ids=["part_of_a_block", "ragged_tiles", "several_rounds"],
+    ("tokens", "experts", "features", "splits"),
+    [(3, 5, 32, 1), (70, 67, 64, 1), (64, 64, 288, 1), (3, 5, 64, 2), (70, 67, 224, 4)],
+    ids=["part_of_a_block", "ragged_tiles", "several_rounds", "halves", "uneven_quarters"],
 )
 def test_logits_of_many_tokens_are_those_of_float32(
-    device: Device, tokens: int, experts: int, features: int
+    device: Device, tokens: int, experts: int, features: int, splits: int
 ) -> None:
     rng = np.random.default_rng(0)
     x = rng.standard_normal((tokens, features)).astype(np.float32)
     router = rng.standard_normal((experts, features)).astype(np.float32)
     # Too small for halves.
     x[0], router[0] = x[0] * np.float32(1e-3), router[0] * np.float32(1e-2)
-    out = device.empty((tokens, experts), np.float32, "logits")
+    out = device.empty((splits, tokens, experts), np.float32, "logits")
     device.launch(
         "rf_route_gemm",
         *(device.upload(x, "x"), device.upload(router, "router"), out),
         *(tokens, experts, features),
-        grid=(-(-experts // 64), -(-tokens // 64)),
+        grid=(-(-experts // 64), -(-tokens // 64), splits),
         block=256,
     )
     magnitude = np.abs(x).astype(np.float64) @ np.abs(router).T.astype(np.float64)
     small = 2.0**-25 * (np.abs(x).sum(1)[:, None] + np.abs(router).sum(1))
-    error = np.abs(out.get() - x.astype(np.float64) @ router.T.astype(np.float64))
+    error = np.abs(out.get().sum(0) - x.astype(np.float64) @ router.T.astype(np.float64))
     assert (error < 1e-6 * magnitude + small).all()
 
 
@@ -165,14 +166,27 @@ def test_tokens_are_routed_as_the_reference_does(
     np.testing.assert_allclose(weights, expected[1], rtol=1e-5)
 
 
-@pytest.mark.parametrize("experts", [7, 128, 512])
-def test_any_number_of_experts_is_chosen_from(device: Device, experts: int) -> None:
-    rule = replace(RULE, num_experts=experts, num_chosen=6)
+@pytest.mark.parametrize(
+    ("experts", "num_chosen"),
+    [(7, 6), (33, 6), (100, 6), (128, 8), (132, 5), (160, 80), (512, 10)],
+)
+def test_any_number_of_experts_is_chosen_from(
+    device: Device, experts: int, num_chosen: int
+) -> None:
+    rule = replace(RULE, num_experts=experts, num_chosen=num_chosen)
     logits = np.random.default_rng(2).standard_normal((2, experts)).astype(np.float32)
     chosen, weights = choose(device, logits, rule)
     expected = ops.route(logits.astype(np.float64), None, rule)
     np.testing.assert_array_equal(chosen, expected[0])
     np.testing.assert_allclose(weights, expected[1], rtol=1e-5)
+
+
+def test_parts_of_logits_are_added_up(device: Device) -> None:
+    parts = np.random.default_rng(5).standard_normal((3, 4, 21)).astype(np.float32)
+    whole = parts[0] + parts[1] + parts[2]
+    of_parts, of_whole = (choose(device, each, RULE, shared=1) for each in (parts, whole))
+    for each, expected in zip(of_parts, of_whole, strict=True):
+        np.testing.assert_array_equal(each, expected)
 
 
 @pytest.mark.parametrize(("first", "count"), [(0, 10), (10, 10), (19, 1)])
@@ -206,12 +220,15 @@ def test_a_shared_expert_without_a_logit_weighs_one(device: Device) -> None:
     assert (weights[:, -1] == 1).all()
 
 
-def test_of_equal_scores_the_first_expert_is_chosen(device: Device) -> None:
-    logits = np.zeros((2, 20), np.float32)
+@pytest.mark.parametrize("experts", [20, 132])
+def test_of_equal_scores_the_first_expert_is_chosen(device: Device, experts: int) -> None:
+    logits = np.zeros((3, experts), np.float32)
     logits[1, ::2] = -0.0
-    chosen, weights = choose(device, logits, replace(RULE, router=RouterFunction.SOFTMAX_OF_CHOSEN))
-    assert chosen.tolist() == [[0, 1, 2], [0, 1, 2]]
-    np.testing.assert_allclose(weights, 1 / 3, rtol=1e-6)
+    logits[2, [1, experts - 1]] = 1
+    rule = replace(RULE, num_experts=experts, router=RouterFunction.SOFTMAX_OF_CHOSEN)
+    chosen, weights = choose(device, logits, rule)
+    assert chosen.tolist() == [[0, 1, 2], [0, 1, 2], [1, experts - 1, 0]]
+    np.testing.assert_allclose(weights[:2], 1 / 3, rtol=1e-6)
 
 
 def test_weights_of_no_size_are_not_blown_up(device: Device) -> None:
@@ -220,8 +237,10 @@ def test_weights_of_no_size_are_not_blown_up(device: Device) -> None:
     assert weights.tolist() == [[0, 0, 0]]
 
 
-def test_logits_that_are_no_numbers_choose_experts_that_exist(device: Device) -> None:
-    for value in (np.nan, np.inf, -np.inf):
-        chosen, _ = choose(device, np.full((1, 20), value, np.float32), RULE)
+@pytest.mark.parametrize("experts", [20, 100])
+def test_logits_that_are_no_numbers_choose_experts_that_exist(device: Device, experts: int) -> None:
+    rule = replace(RULE, num_experts=experts)
+    for value in (np.nan, -np.nan, np.inf, -np.inf):
+        chosen, _ = choose(device, np.full((1, experts), value, np.float32), rule)
         assert len(set(chosen[0].tolist())) == 3
-        assert set(chosen[0].tolist()) <= set(range(20))
+        assert set(chosen[0].tolist()) <= set(range(experts))

@@ -1,6 +1,6 @@
 """rf_gemm_*_m32 and _m64 of Hopper GPUs: up to 64 rows, multiplied in warpgroups.
 
-Names of cases follow the kernel's loops: a block takes 32 rows, or 16 of them, or 64, and 128
+Names of cases follow the kernel's loops: a block takes 8, 16, 32, 48 or 64 rows, and 128
 stored rows of the matrix. It goes over K in steps of 256, of which a lane has a quarter, and begins
 at a step of its own. With experts: tests/kernels/experts/test_grouped_gemm.py.
 """
@@ -37,7 +37,7 @@ def test_multiplies(hopper: Device, name: str) -> None:
             check_gemm(hopper, layer, x, tile=tile)
 
 
-@pytest.mark.parametrize("rows", [1, 8, 15, 16, 17, 31, 33, 48, 49, 63, 64, 65])
+@pytest.mark.parametrize("rows", [1, 8, 9, 15, 16, 17, 31, 32, 33, 48, 49, 63, 64, 65])
 def test_tiles_cover_rows(hopper: Device, rows: int) -> None:
     rng = np.random.default_rng(1)
     layer = random_layer(rng, "q4_k", 33, 512)
@@ -48,7 +48,8 @@ def test_tiles_cover_rows(hopper: Device, rows: int) -> None:
 
 @pytest.mark.parametrize("quant_blocks", [1, 2, 7, 8, 9, 15, 16, 17, 31])
 @pytest.mark.parametrize(
-    ("name", "rows", "tile"), [("q8_0", 3, 32), ("q4_0", 20, 32), ("q8_0", 40, 64)]
+    ("name", "rows", "tile"),
+    [("q8_0", 3, 32), ("q4_0", 20, 32), ("q8_0", 40, 64), ("q4_0", 20, 64), ("q8_0", 56, 64)],
 )
 def test_steps_through_k(
     hopper: Device, name: str, rows: int, tile: int, quant_blocks: int

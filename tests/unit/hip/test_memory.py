@@ -332,8 +332,32 @@ def test_blocks_of_few_rows_that_are_short_may_come_late() -> None:
 
 def test_many_logits_of_a_router_fill_a_gemm() -> None:
     geometry = Geometry(132)
-    assert [geometry.routes_by_gemm(257 * tokens) for tokens in (256, 512)] == [False, True]
+    assert [geometry.routes_by_gemm(257 * tokens) for tokens in (123, 124)] == [False, True]
     assert Geometry(132, least_route_logits=1).routes_by_gemm(1)
+
+
+def test_logits_of_a_router_are_split_while_the_device_has_room_for_more_blocks() -> None:
+    geometry = Geometry(132)
+    splits = [geometry.route_splits(tokens, 257, 2048) for tokens in (124, 1038, 1664, 1665, 4096)]
+    assert splits == [4, 3, 2, 1, 1]
+    assert geometry.route_splits(124, 257, 128) == 2  # of 64 features at least
+    assert geometry.route_splits(124, 257, 32) == 1
+
+
+@pytest.mark.parametrize(("tokens", "num_logits"), [(1, 8), (64, 257), (1000, 257), (4096, 32)])
+def test_there_is_room_for_the_parts_of_a_routers_logits(tokens: int, num_logits: int) -> None:
+    geometry = Geometry(132)
+    parts = [
+        count * geometry.route_splits(count, num_logits, 2048) for count in range(1, tokens + 1)
+    ]
+    assert geometry.most_split_tokens(tokens, num_logits, 2048) == max(parts)
+
+
+def test_warpgroups_take_the_rows_of_a_tile_that_are_there() -> None:
+    pairs = [128 * count for count in (1, 96, 97, 384, 385)]
+    plain, warpgroups = Geometry(132), Geometry(132, has_warpgroups=True)
+    assert [plain.group_tile_rows(each, 128) for each in pairs] == [32, 32, 64, 64, 128]
+    assert [warpgroups.group_tile_rows(each, 128) for each in pairs] == [64, 64, 64, 64, 128]
 
 
 @pytest.mark.parametrize(("stored_rows", "is_wide"), [(28672, True), (6144, False)])

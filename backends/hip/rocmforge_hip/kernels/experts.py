@@ -36,6 +36,7 @@ def rf_route_choose(
     num_own: I32,
     num_shared: I32,
     weighs_shared: I32,
+    splits: I32,
 ) -> None:
     """Chooses the experts of each token and weights them."""
 

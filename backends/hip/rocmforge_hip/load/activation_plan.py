@@ -120,7 +120,7 @@ def _of_causal(
         gemm_partial=geometry.gemm_scratch(),
         arrived=spec((1,), "u4"),
         squares=spec((MAX_GEMV_ROWS, ceil_div(hidden_size, QUANT_BLOCK)), "f4"),
-        experts=_of_experts(config, weights, tokens),
+        experts=_of_experts(config, weights, geometry, tokens),
         expert_inputs=_multiplied(tokens, latent, f32=spec((tokens, latent), "f4"))
         if latent
         else None,
@@ -219,7 +219,7 @@ def _fetched(hosted: Sequence[PlannedMatrix]) -> FetchedExperts[ArraySpec] | Non
 
 
 def _of_experts(
-    config: ModelConfig, weights: ModelWeights[Planned], tokens: int
+    config: ModelConfig, weights: ModelWeights[Planned], geometry: Geometry, tokens: int
 ) -> ExpertArrays[ArraySpec] | None:
     """Returns the arrays of experts, if a layer has some."""
     rules = [rule for layer in config.layers if (rule := layer.experts) is not None]
@@ -230,6 +230,10 @@ def _of_experts(
     few, pairs = min(tokens, FEW_TOKENS), min(tokens, GROUPED_TOKENS) * chosen
     inner_size = max(rule.intermediate_size for rule in rules)
     most_experts = shared + max(rule.num_experts for rule in rules)
+    counts = {shared + rule.num_experts for rule in rules}
+    most_logits = max(
+        count * geometry.most_split_tokens(tokens, count, config.hidden_size) for count in counts
+    )
     has_shared = any(
         layer.experts and (layer.experts.shared or layer.feed_forward) for layer in weights.layers
     )
@@ -238,7 +242,7 @@ def _of_experts(
     if latent:
         mixed = _multiplied(tokens, latent, f32=spec((tokens, latent), "f4"))
     return ExpertArrays(
-        logits=spec((tokens, most_experts), "f4"),
+        logits=spec((most_logits,), "f4"),
         total=Forms(f32=spec((NORMED_TOKENS, config.hidden_size), "f4")),
         arrived=spec((NORMED_TOKENS,), "u4"),
         chosen=Forms(i32=spec((max(1, len(hosted) // 2) * tokens, chosen), "i4")),

@@ -115,7 +115,7 @@ class ExpertArrays(Generic[X]):
     Each token has num_chosen pairs with an expert.
     """
 
-    logits: X  # float32 [T, num_experts], of the router
+    logits: X  # float32, of the router: [T, num_experts], or as many for each part of a sum
     total: Forms[X]  # [N, hidden_size], the residual where it is not in its own place
     arrived: X  # uint32 [N], zeros between steps: thread blocks that have finished
     chosen: Forms[X]  # [T, num_chosen]; H times that if the experts of H layers are hosted

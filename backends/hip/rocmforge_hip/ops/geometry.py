@@ -49,7 +49,12 @@ _MATRIX_THREADS_PER_CU: Final = 512
 _WIDE_BLOCKS_PER_CU: Final = 4
 _STREAMED_ROWS_PER_CU: Final = 192
 _LEAST_STREAMED_FEATURES: Final = 4096
-_ROUTE_LOGITS_PER_CU: Final = 960
+_ROUTE_LOGITS_PER_CU: Final = 240
+ROUTE_TILE: Final = 64
+"""Tokens, and experts, of a block of a router's GEMM."""
+_ROUTE_BLOCKS_PER_CU: Final = 2
+_MOST_ROUTE_SPLITS: Final = 4
+_LEAST_ROUTE_FEATURES: Final = 64  # of a part
 _LEAST_WIDE_ROWS: Final = 257  # of a GEMM; fewer are one block of so many
 _WIDE_STEP: Final = 2  # quant blocks that they multiply at once
 MATRIX_QUANT_BLOCKS: Final = 8
@@ -231,9 +236,30 @@ class Geometry:
         """Returns whether GEMV is faster for a row of so many features if it copies ahead."""
         return features >= (self.least_streamed_features or _LEAST_STREAMED_FEATURES)
 
+    def group_tile_rows(self, pairs: int, num_experts: int) -> int:
+        """Returns the rows of a tile for pairs of tokens and experts, sorted by expert.
+
+        With warpgroups, a tile of 64 rows costs what those that are there cost
+        (kernels/include/rf/gemm/gemm_few_rows.h).
+        """
+        most = {64: 384} if self.has_warpgroups else {32: 96, 64: 384}  # pairs of an expert
+        return next((tile for tile in most if pairs <= most[tile] * num_experts), GEMM_ROWS[-1])
+
     def routes_by_gemm(self, logits: int) -> bool:
         """Returns whether so many logits of a router, of all tokens together, fill a GEMM."""
         return logits >= (self.least_route_logits or _ROUTE_LOGITS_PER_CU * self.compute_units)
+
+    def route_splits(self, tokens: int, num_logits: int, features: int) -> int:
+        """Returns in how many parts of the features GEMM makes a router's logits of tokens."""
+        blocks = ceil_div(tokens, ROUTE_TILE) * ceil_div(num_logits, ROUTE_TILE)
+        wanted = _ROUTE_BLOCKS_PER_CU * self.compute_units // blocks
+        return max(1, min(_MOST_ROUTE_SPLITS, wanted, features // _LEAST_ROUTE_FEATURES))
+
+    def most_split_tokens(self, tokens: int, num_logits: int, features: int) -> int:
+        """Returns the rows of such parts that up to `tokens` tokens may have."""
+        ends = range(ROUTE_TILE, tokens + ROUTE_TILE, ROUTE_TILE)
+        counts = (min(end, tokens) for end in ends)
+        return max(count * self.route_splits(count, num_logits, features) for count in counts)
 
     def sampling_parts(self, rows: int, vocab: int) -> int:
         """Returns how many blocks share a row of logits."""
@@ -270,12 +296,6 @@ def groups_experts(pairs: int, num_experts: int, slices: int) -> bool:
     that such kernels read (kernels/include/rf/activations/act.h) costs them as much as a pair.
     """
     return pairs * slices > num_experts
-
-
-def group_tile_rows(pairs: int, num_experts: int) -> int:
-    """Returns the rows of a tile for pairs of tokens and experts, sorted by expert."""
-    most = {32: 96, 64: 384}  # pairs of an expert, if each has as many
-    return next((tile for tile in most if pairs <= most[tile] * num_experts), GEMM_ROWS[-1])
 
 
 def gemv_rows(slices: int) -> int:

@@ -90,7 +90,7 @@ class HipOps:
             )
         self._cached = self._full = self._latent = None
         if arena.latent is not None:
-            heads = config, library, arena, self.products, resources.caches, tables
+            heads = config, library, geometry, arena, self.products, resources.caches, tables
             self._latent = LatentKernels(*heads, resources.expert_formats)
         if config.causal:
             self._cached = CachedAttention(

@@ -12,8 +12,8 @@ __device__ __forceinline__ uint32_t in_order(float x) {
   return bits >> 31 ? ~bits : bits | 1u << 31;
 }
 
-// How many of `count` keys come before key `index`: larger ones, and the equal ones before it.
-// Those beyond, up to a multiple of four, are 0.
+// How many of `count` keys come before key `index`: larger ones, and the equal ones before it. Keys
+// are aligned to 16 bytes, those beyond, up to a multiple of four, are 0.
 __device__ __forceinline__ int rank_of(const uint32_t* keys, int index, int count) {
   const uint32_t own = keys[index];
   int rank = 0;
@@ -44,6 +44,8 @@ struct RouteRule {
   int num_own;        // so many follow each other
   int num_shared;     // 1: each token goes to an expert besides, the first of this device's
   int weighs_shared;  // 1: its weight is the sigmoid of the logit behind the others, else 1
+  int splits = 1;     // parts of a logit that are added up,
+  int64_t split_size = 0;  // as far from each other
 
   // Logits and experts of a token.
   __device__ __forceinline__ int num_logits() const { return experts + weighs_shared; }
@@ -56,8 +58,11 @@ class RouteChoice {
   struct Lds {
     float scratch[kMaxWaves];
     alignas(16) uint32_t keys[kMostExperts];
-    float scores[kMostExperts];
     alignas(16) uint32_t group_keys[kMostExperts];
+    union {
+      float scores[kMostExperts];                         // until groups are chosen
+      alignas(16) uint32_t candidates[kMostExperts + 4];  // the best of each wave, wave by wave
+    };
     int chosen[kMostExperts];
     float picked[kMostExperts];
   };
@@ -67,35 +72,44 @@ class RouteChoice {
 
   // Does it all for one token: its logits, and where its experts and their weights go.
   __device__ __forceinline__ void run(const float* logits, int32_t* chosen, float* weights) {
-    choose(own_logit(logits));
-    store(logits, chosen, weights);
+    choose<true>(own_logit(logits));
+    store(chosen, weights, logits);
   }
 
   // The logit of a thread's expert, if it has one.
   __device__ __forceinline__ float own_logit(const float* logits) const {
     const int expert = threadIdx.x;
     if (expert >= rule_.experts) return -kInfinity;
-    return logits[expert] + (rule_.bias ? rule_.bias[expert] : 0.0f);
+    return logit_of(logits, expert) + (rule_.bias ? rule_.bias[expert] : 0.0f);
   }
 
   // Chooses by the logits of the token, the best expert first, of equal ones the first. All threads
-  // of the block call this.
+  // of the block call this. Without kWeighs, weigh() is to be called before store(): where the
+  // larger logit is the larger score, too, nobody waits for what the function makes of them.
+  template <bool kWeighs>
   __device__ __forceinline__ void choose(float logit) {
     const int expert = threadIdx.x;
     const bool inside = expert < rule_.experts;
-    const float* selection_bias = rule_.selection_bias;
-    const float value = applied(logit, inside);
-    float score = inside && selection_bias ? value + selection_bias[expert] : value;
+    const float value = kWeighs || chooses_by_values() ? applied(logit, totals_of(logit)) : logit;
+    float score = inside && rule_.selection_bias ? value + rule_.selection_bias[expert] : value;
     if (rule_.groups > 1) score = in_kept_groups(score, expert, inside);
     lds_.keys[expert] = inside ? in_order(score) : 0;
-    __syncthreads();
-    if (inside) {
-      const int rank = rank_of(lds_.keys, expert, rule_.experts);
-      if (rank < rule_.num_chosen) {
-        lds_.chosen[rank] = expert;
-        lds_.picked[rank] = value;
-      }
+    wave_sync();
+    const int rank = rank_among_all(expert);
+    if (rank < rule_.num_chosen) {
+      lds_.chosen[rank] = expert;
+      lds_.picked[rank] = value;
     }
+    __syncthreads();
+  }
+
+  // Makes of the chosen logits what choose<false>() has not made of them. All threads of the block
+  // call this.
+  __device__ __forceinline__ void weigh(const float* logits) const {
+    if (chooses_by_values() || rule_.function == kRouteSoftmaxOfChosen) return;
+    const Totals totals = totals_of(own_logit(logits));
+    float* const own = lds_.picked + threadIdx.x;
+    if (static_cast<int>(threadIdx.x) < rule_.num_chosen) *own = applied(*own, totals);
     __syncthreads();
   }
 
@@ -106,9 +120,9 @@ class RouteChoice {
     return own >= 0 && own < rule_.num_own ? own : kElsewhere;
   }
 
-  // Writes the experts of the token and their weights.
-  __device__ __forceinline__ void store(const float* logits, int32_t* chosen,
-                                        float* weights) const {
+  // Writes the experts of the token and their weights; `logits` are for that of a shared expert.
+  __device__ __forceinline__ void store(int32_t* chosen, float* weights,
+                                        const float* logits) const {
     const int rank = threadIdx.x;
     if (rank < rule_.num_chosen) {
       chosen[rank] = expert(rank);
@@ -117,23 +131,33 @@ class RouteChoice {
     if (rule_.num_shared == 0 || rank != 0) return;
     chosen[rule_.num_chosen] = expert(rule_.num_chosen);
     weights[rule_.num_chosen] =
-        rule_.weighs_shared ? 1.0f / (1.0f + exp(-logits[rule_.experts])) : 1.0f;
+        rule_.weighs_shared ? 1.0f / (1.0f + exp(-logit_of(logits, rule_.experts))) : 1.0f;
   }
 
  private:
+  __device__ __forceinline__ float logit_of(const float* logits, int expert) const {
+    float logit = logits[expert];
+#pragma unroll 1
+    for (int i = 1; i < rule_.splits; ++i) logit += logits[i * rule_.split_size + expert];
+    return logit;
+  }
+
   __device__ __forceinline__ float weight(int rank) const {
     const float* picked = lds_.picked;
     const int num_chosen = rule_.num_chosen;
     float weight = picked[rank];
     if (rule_.function == kRouteSoftmaxOfChosen) {
       float largest = picked[0];
+#pragma unroll 1
       for (int i = 1; i < num_chosen; ++i) largest = max(largest, picked[i]);
       float total = 0.0f;
+#pragma unroll 1
       for (int i = 0; i < num_chosen; ++i) total += exp(picked[i] - largest);
       weight = exp(weight - largest) / total;
     } else if (rule_.normalised) {
       constexpr float kLeast = 1.0f / (1 << 14);
       float total = 0.0f;
+#pragma unroll 1
       for (int i = 0; i < num_chosen; ++i) total += picked[i];
       weight /= max(total, kLeast);
     }
@@ -141,16 +165,57 @@ class RouteChoice {
     return weight * rule_.scale;
   }
 
-  // What the rule's function makes of the logits.
-  __device__ __forceinline__ float applied(float value, bool inside) const {
-    if (rule_.function == kRouteSoftmax) {
-      const auto larger = [](float a, float b) { return max(a, b); };
-      const float largest = block_reduce(value, lds_.scratch, larger);
-      const float raised = inside ? exp(value - largest) : 0.0f;
-      return raised / block_sum(raised, lds_.scratch);
+  __device__ __forceinline__ bool chooses_by_values() const {
+    return rule_.selection_bias || rule_.groups > 1;
+  }
+
+  // How many experts come before this thread's, or kMostExperts if it is not chosen. Those that are
+  // not among the first of their wave need not be compared with other waves' experts. All threads
+  // of the block call this.
+  __device__ __forceinline__ int rank_among_all(int expert) const {
+    const int wave = expert / kWave;
+    const int kept = min(rule_.num_chosen, kWave);
+    const int candidates = (rule_.experts + kWave - 1) / kWave * kept;
+    const bool is_whole = rule_.experts <= kWave;
+    const uint32_t* keys = lds_.keys + wave * kWave;
+    int index = expert % kWave;
+    int count = is_whole ? rule_.experts : kWave;
+    bool may_be_chosen = wave * kWave < rule_.experts;
+    int rank = kMostExperts;
+    // Once for both comparisons: in a short kernel, code that is read for the first time takes as
+    // long as what it does.
+#pragma unroll 1
+    for (bool is_last = is_whole;; is_last = true) {
+      rank = may_be_chosen ? rank_of(keys, index, count) : kMostExperts;
+      if (is_last) return rank;
+      may_be_chosen = rank < kept;
+      index = wave * kept + rank;
+      if (may_be_chosen) lds_.candidates[index] = lds_.keys[expert];
+      if (expert < 4) lds_.candidates[candidates + expert] = 0;
+      __syncthreads();
+      keys = lds_.candidates;
+      count = candidates;
     }
-    if (rule_.function == kRouteSigmoid) return 1.0f / (1.0f + exp(-value));
-    return value;
+  }
+
+  // What the softmax of the logits subtracts, and divides by.
+  struct Totals {
+    float largest, sum;
+  };
+  // All threads of the block call this.
+  __device__ __forceinline__ Totals totals_of(float logit) const {
+    if (rule_.function != kRouteSoftmax) return {};
+    const auto larger = [](float a, float b) { return max(a, b); };
+    const float largest = block_reduce(logit, lds_.scratch, larger);
+    const bool inside = static_cast<int>(threadIdx.x) < rule_.experts;
+    return {largest, block_sum(inside ? exp(logit - largest) : 0.0f, lds_.scratch)};
+  }
+
+  // What the rule's function makes of a logit.
+  __device__ __forceinline__ float applied(float logit, Totals totals) const {
+    if (rule_.function == kRouteSoftmax) return exp(logit - totals.largest) / totals.sum;
+    if (rule_.function == kRouteSigmoid) return 1.0f / (1.0f + exp(-logit));
+    return logit;
   }
 
   // The score, or less than any if the expert's group is not kept.
@@ -163,6 +228,7 @@ class RouteChoice {
     if (expert < groups) {
       float best = -kInfinity;
       float second = -kInfinity;
+#pragma unroll 1
       for (int i = expert * members; i < (expert + 1) * members; ++i) {
         second = max(second, min(best, lds_.scores[i]));
         best = max(best, lds_.scores[i]);

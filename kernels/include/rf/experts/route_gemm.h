@@ -15,12 +15,17 @@ class RouteGemm {
   static constexpr int kThreads = 256;
   static constexpr int kTile = 64;  // tokens, and experts, of a block
 
-  // logits[t][e] = x[t] @ router[e] for tile blockIdx.y of tokens and blockIdx.x of experts.
+  // logits[part][t][e] = x[t] @ router[e] for tile blockIdx.y of tokens, blockIdx.x of experts and
+  // part blockIdx.z of the features.
   static __device__ __forceinline__ void run(const float* x, const float* router, float* logits,
                                              int tokens, int experts, int features) {
     __shared__ Lds lds;
     const int first_token = blockIdx.y * kTile;
     const int first_expert = blockIdx.x * kTile;
+    const int steps = features / kTileK;
+    const int part = blockIdx.z;
+    const int begin = steps * part / static_cast<int>(gridDim.z) * kTileK;
+    const int end = steps * (part + 1) / static_cast<int>(gridDim.z) * kTileK;
     const int row = threadIdx.x / kTileChunks;
     const int chunk = threadIdx.x % kTileChunks;
     const float* const from[2] = {
@@ -29,7 +34,7 @@ class RouteGemm {
     // What a step reads is asked for three steps before: two are on their way.
     Held held[2][2];
     const auto load = [&](int slot, int k) {
-      if (k >= features) return;
+      if (k >= end) return;
       for (int i = 0; i < 2; ++i) held[slot][i] = {load16(from[i] + k), load16(from[i] + k + 4)};
     };
     const auto put = [&](int slot) {
@@ -40,24 +45,25 @@ class RouteGemm {
       }
     };
 
-    load(0, 0);
-    load(1, kTileK);
+    load(0, begin);
+    load(1, begin + kTileK);
     put(0);
-    load(0, 2 * kTileK);
+    load(0, begin + 2 * kTileK);
     lds_barrier();
     Mma::Acc sums[kColumnTiles] = {};
     Mma::Acc rests[kColumnTiles] = {};
-    for (int k = 0; k < features; k += 2 * kTileK) {
+    for (int k = begin; k < end; k += 2 * kTileK) {
 #pragma unroll
       for (int slot = 0; slot < 2; ++slot) {
         const int next = k + (slot + 1) * kTileK;
-        if (next - kTileK >= features) break;
+        if (next - kTileK >= end) break;
         multiply(lds, slot, sums, rests);
-        if (next < features) put(1 - slot);
+        if (next < end) put(1 - slot);
         load(1 - slot, next + 2 * kTileK);
         lds_barrier();
       }
     }
+    logits += static_cast<int64_t>(part) * tokens * experts;
 #pragma unroll
     for (int j = 0; j < kColumnTiles; ++j) {
 #pragma unroll

@@ -305,9 +305,11 @@ class FewRowsGemm {
   static constexpr int kTileBytes = Activations::kItems * sizeof(U4);
   static constexpr int kStageBytes = kStaged ? FewRowsWeights<Format>::kBytes : 0;
   static constexpr int stages() {
-    if (!kStaged) return 0;
-    const int room = (kFewRowsLds - 2 * kTileBytes) / (kFewRowsWaves * kStageBytes);
-    return room < 4 ? room : 4;
+    if constexpr (kStaged) {
+      const int room = (kFewRowsLds - 2 * kTileBytes) / (kFewRowsWaves * kStageBytes);
+      return room < 4 ? room : 4;
+    }
+    return 0;
   }
   static constexpr int kStages = stages();
 
@@ -509,35 +511,42 @@ class FewRowsGemm {
   }
 };
 
-// A block takes kTileRows rows, or 16 of 32 where there are no more; with weights through LDS 16 or
-// 8 of 64.
+// LDS of a block that takes as many rows as one of these.
+template <class Format, bool kStaged, int... kRows>
+union FewRowsLds {};
+template <class Format, bool kStaged, int kRows, int... kMoreRows>
+union FewRowsLds<Format, kStaged, kRows, kMoreRows...> {
+  typename FewRowsGemm<Format, kRows, kStaged>::Lds own;
+  FewRowsLds<Format, kStaged, kMoreRows...> others;
+};
+
+// Multiplies with instructions for kRows rows if the block has no more, else with those for the
+// least of the others that suffice.
+template <class Format, bool kStaged, int kRows, int... kMoreRows>
+__device__ __forceinline__ void few_rows_gemm(
+    const GemmArguments& arguments, FewRowsLds<Format, kStaged, kRows, kMoreRows...>& lds) {
+  if constexpr (sizeof...(kMoreRows) > 0) {
+    if (arguments.rows - arguments.first_row > kRows) {
+      few_rows_gemm(arguments, lds.others);
+      return;
+    }
+  }
+  FewRowsGemm<Format, kRows, kStaged>::run(arguments, lds.own);
+}
+
+// A block takes kTileRows rows.
 template <class Format, int kTileRows>
 __device__ __forceinline__ void few_rows_gemm(const GemmArguments& arguments) {
-  constexpr bool kStaged = Staged<Format> && kTileRows == 64;
-  using Whole = FewRowsGemm<Format, kTileRows, kStaged>;
-  using Half = FewRowsGemm<Format, 16, kStaged>;
-  union Lds {
-    typename Whole::Lds whole;
-    typename Half::Lds half;
-  };
-  const int rows = arguments.rows - arguments.first_row;
-  if constexpr (kStaged) {
-    using Quarter = FewRowsGemm<Format, 8, true>;
+  if constexpr (kTileRows == 32) {
+    __shared__ FewRowsLds<Format, false, 16, 32> lds;
+    few_rows_gemm(arguments, lds);
+  } else if constexpr (Staged<Format>) {
+    using Lds = FewRowsLds<Format, true, 8, 16, 32, 48, 64>;
     RF_LARGE_LDS(Lds, lds);
-    if (rows <= 8) {
-      Quarter::run(arguments, reinterpret_cast<typename Quarter::Lds&>(*lds));
-    } else if (rows <= 16) {
-      Half::run(arguments, lds->half);
-    } else {
-      Whole::run(arguments, lds->whole);
-    }
+    few_rows_gemm(arguments, *lds);
   } else {
-    __shared__ Lds lds;
-    if (kTileRows == 32 && rows <= 16) {
-      Half::run(arguments, lds.half);
-    } else {
-      Whole::run(arguments, lds.whole);
-    }
+    __shared__ FewRowsLds<Format, false, 16, 32, 48, 64> lds;
+    few_rows_gemm(arguments, lds);
   }
 }
 

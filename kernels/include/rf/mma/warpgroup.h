@@ -84,10 +84,8 @@ __device__ __forceinline__ Descriptor behind(Descriptor descriptor, int bytes) {
 
 #define RF_REGISTERS_8 "%0, %1, %2, %3, %4, %5, %6, %7"
 #define RF_REGISTERS_16 RF_REGISTERS_8 ", %8, %9, %10, %11, %12, %13, %14, %15"
-#define RF_REGISTERS_32                                                           \
-  RF_REGISTERS_16                                                                 \
-  ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, " \
-  "%31"
+#define RF_REGISTERS_24 RF_REGISTERS_16 ", %16, %17, %18, %19, %20, %21, %22, %23"
+#define RF_REGISTERS_32 RF_REGISTERS_24 ", %24, %25, %26, %27, %28, %29, %30, %31"
 #define RF_REGISTERS_64                                                              \
   RF_REGISTERS_32                                                                    \
   ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47" \
@@ -106,7 +104,8 @@ __device__ __forceinline__ Descriptor behind(Descriptor descriptor, int bytes) {
       "+f"(sums[i].value[7])
 #define RF_16 RF_EIGHT(0)
 #define RF_32 RF_16, RF_EIGHT(1)
-#define RF_64 RF_32, RF_EIGHT(2), RF_EIGHT(3)
+#define RF_48 RF_32, RF_EIGHT(2)
+#define RF_64 RF_48, RF_EIGHT(3)
 #define RF_128 RF_64, RF_EIGHT(4), RF_EIGHT(5), RF_EIGHT(6), RF_EIGHT(7)
 #define RF_256                                                                              \
   RF_128, RF_EIGHT(8), RF_EIGHT(9), RF_EIGHT(10), RF_EIGHT(11), RF_EIGHT(12), RF_EIGHT(13), \
@@ -125,11 +124,13 @@ __device__ __forceinline__ Descriptor behind(Descriptor descriptor, int bytes) {
 template <bool kAdd = true, bool kTransposed = false, int kTiles>
 __device__ __forceinline__ void multiply(Mma::Acc (&sums)[kTiles], const uint32_t (&a)[4],
                                          Descriptor b) {
-  static_assert(kTiles <= 16 && (kTiles & (kTiles - 1)) == 0);
+  static_assert(kTiles == 3 || (kTiles <= 16 && (kTiles & (kTiles - 1)) == 0));
   if constexpr (kTiles == 1) {
     RF_MULTIPLY(16, RF_REGISTERS_8);
   } else if constexpr (kTiles == 2) {
     RF_MULTIPLY(32, RF_REGISTERS_16);
+  } else if constexpr (kTiles == 3) {
+    RF_MULTIPLY(48, RF_REGISTERS_24);
   } else if constexpr (kTiles == 4) {
     RF_MULTIPLY(64, RF_REGISTERS_32);
   } else if constexpr (kTiles == 8) {
@@ -170,11 +171,13 @@ __device__ __forceinline__ void receive(Mma::Acc (&sums)[kTiles]) {
 
 #undef RF_REGISTERS_8
 #undef RF_REGISTERS_16
+#undef RF_REGISTERS_24
 #undef RF_REGISTERS_32
 #undef RF_REGISTERS_64
 #undef RF_REGISTERS_128
 #undef RF_16
 #undef RF_32
+#undef RF_48
 #undef RF_64
 #undef RF_128
 #undef RF_256

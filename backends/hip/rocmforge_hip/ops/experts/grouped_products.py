@@ -14,7 +14,7 @@ from rocmforge_hip.device.memory import DeviceArray
 from rocmforge_hip.kernels import groups as kernels
 from rocmforge_hip.kernels import products as product_kernels
 from rocmforge_hip.ops.activations import FetchedExperts, SortedPairs
-from rocmforge_hip.ops.geometry import GEMM_ROWS, group_tile_rows, whole_waves
+from rocmforge_hip.ops.geometry import GEMM_ROWS, Geometry, whole_waves
 from rocmforge_hip.ops.operands import optional_vector
 from rocmforge_hip.weights.formats import Matrix, Weight, ceil_div
 
@@ -30,6 +30,7 @@ class GroupedProducts:
 
     Args:
         library: Where the kernels are.
+        geometry: For the device.
         formats: Stored types of the matrices.
         sorted_pairs: The arrays that say which pairs are in which tile.
         fetched: Room for hosted experts that are read several times; None if there are none.
@@ -38,10 +39,12 @@ class GroupedProducts:
     def __init__(
         self,
         library: KernelLibrary,
+        geometry: Geometry,
         formats: frozenset[str],
         sorted_pairs: SortedPairs[DeviceArray],
         fetched: FetchedExperts[DeviceArray] | None = None,
     ) -> None:
+        self._geometry = geometry
         self._sorted = sorted_pairs
         self._fetched = fetched
         self._fetch = library.kernel("rf_fetch_experts", kernels.rf_fetch_experts)
@@ -61,7 +64,7 @@ class GroupedProducts:
             num_chosen: Pairs of a row.
             num_experts: Experts that there are.
         """
-        tile = group_tile_rows(pairs, num_experts)
+        tile = self._geometry.group_tile_rows(pairs, num_experts)
         self._group.launch(
             (num_experts, 1, 1),
             min(whole_waves(pairs), _MOST_THREADS),

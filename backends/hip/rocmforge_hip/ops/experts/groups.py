@@ -14,6 +14,7 @@ from rocmforge_hip.ops.activations import GROUPED_TOKENS, Activation, Activation
 from rocmforge_hip.ops.experts.grouped_products import GroupedProducts
 from rocmforge_hip.ops.experts.pair_sums import PairSums, UnmadePairs
 from rocmforge_hip.ops.experts.pairs import empty_mix, gate_up_of
+from rocmforge_hip.ops.geometry import Geometry
 from rocmforge_hip.ops.linear.products import LinearKernels
 from rocmforge_hip.ops.operands import f32_of, i32_of, part_of
 from rocmforge_hip.weights.formats import Weight
@@ -24,6 +25,7 @@ class GroupKernels:
 
     Args:
         library: Where the kernels are.
+        geometry: For the device.
         arena: The arrays of the activations; there are some of experts.
         products: Makes halves of activations.
         formats: Stored types of the experts' matrices.
@@ -33,6 +35,7 @@ class GroupKernels:
     def __init__(
         self,
         library: KernelLibrary,
+        geometry: Geometry,
         arena: ActivationArrays[DeviceArray],
         products: LinearKernels,
         formats: frozenset[str],
@@ -42,7 +45,9 @@ class GroupKernels:
         self._arena = arena
         self._arrays = arena.experts.groups
         self._products = products
-        self._grouped = GroupedProducts(library, formats, self._arrays.pairs, arena.experts.fetched)
+        self._grouped = GroupedProducts(
+            library, geometry, formats, self._arrays.pairs, arena.experts.fetched
+        )
         self._sums = sums
 
     def mix(

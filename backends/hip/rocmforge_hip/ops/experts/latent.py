@@ -23,6 +23,7 @@ from rocmforge_hip.ops.activations import GROUPED_HEADS, Activation, ActivationA
 from rocmforge_hip.ops.cached_attention import DeviceRopeTable, LayerCache
 from rocmforge_hip.ops.experts.grouped_products import GroupedProducts
 from rocmforge_hip.ops.experts.pairs import down_kernels
+from rocmforge_hip.ops.geometry import Geometry
 from rocmforge_hip.ops.linear.gemv import GEMV_OUTPUTS, GEMV_THREADS, gemv_threads
 from rocmforge_hip.ops.linear.mixed_gemv import TILES_AT_ONCE
 from rocmforge_hip.ops.linear.products import LinearKernels
@@ -40,6 +41,7 @@ class LatentKernels:
     Args:
         config: The model.
         library: Where the kernels are.
+        geometry: For the device.
         arena: The arrays of the activations; there are some of latent attention.
         products: Quantises activations.
         caches: By layer.
@@ -51,6 +53,7 @@ class LatentKernels:
         self,
         config: ModelConfig,
         library: KernelLibrary,
+        geometry: Geometry,
         arena: ActivationArrays[DeviceArray],
         products: LinearKernels,
         caches: tuple[LayerCache[DeviceArray], ...],
@@ -79,7 +82,7 @@ class LatentKernels:
             name: library.kernel(f"rf_latent_expand_{name}", kernels.rf_latent_expand)
             for name in at_once
         }
-        self._grouped = GroupedProducts(library, formats, self._arrays.pairs)
+        self._grouped = GroupedProducts(library, geometry, formats, self._arrays.pairs)
 
     def store(self, step: DeviceStep, kv: Activation, norm: Weight, spec: AttentionSpec) -> None:
         """Does as `Ops.store_latent` says."""

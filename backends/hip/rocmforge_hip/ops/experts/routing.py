@@ -14,7 +14,7 @@ from rocmforge_hip.device.library import KernelLibrary
 from rocmforge_hip.device.memory import DeviceArray
 from rocmforge_hip.kernels import experts as kernels
 from rocmforge_hip.ops.activations import NORMED_TOKENS, Activation, ActivationArrays, Forms
-from rocmforge_hip.ops.geometry import Geometry, whole_waves
+from rocmforge_hip.ops.geometry import ROUTE_TILE, Geometry, whole_waves
 from rocmforge_hip.ops.norms import norm_threads, without_norm
 from rocmforge_hip.ops.operands import empty, f32_of, i32_of, optional_vector, part_of, vector_of
 from rocmforge_hip.weights.formats import Vector, Weight, ceil_div
@@ -31,8 +31,6 @@ _FEW_TOKENS: Final = 2
 """So many have a block for each logit."""
 _TILE: Final = 4
 """Tokens, and experts, of a block where there are more."""
-_GEMM_TILE: Final = 64
-"""The same of GEMM."""
 _THREADS: Final = 256
 _NO_NORM: Final[tuple[None, Activation]] = None, Activation(Forms(), 0, 0)
 
@@ -205,31 +203,33 @@ class RouteKernels:
     ) -> tuple[Activation, Activation]:
         """Returns the experts of each token, in int32, and their weights."""
         rows, num_logits = x.rows, self._num_logits(experts)
-        logits = self._arrays.logits.first(rows, num_logits)
-        many = self._geometry.routes_by_gemm(rows * num_logits)
-        kernel, tile = (self._gemm, _GEMM_TILE) if many else (self._logits, _TILE)
+        kernel, tile, splits = self._logits, _TILE, 1
+        if self._geometry.routes_by_gemm(rows * num_logits):
+            kernel, tile = self._gemm, ROUTE_TILE
+            splits = self._geometry.route_splits(rows, num_logits, x.features)
         kernel.launch(
-            (ceil_div(num_logits, tile), ceil_div(rows, tile), 1),
+            (ceil_div(num_logits, tile), ceil_div(rows, tile), splits),
             _THREADS,
             x=f32_of(x),
             router=vector_of(experts.router, num_logits * x.features),
-            logits=logits,
+            logits=self._arrays.logits.first(splits * rows, num_logits),
             tokens=rows,
             experts=num_logits,
             features=x.features,
         )
-        return self._chosen(rows, experts, rule)
+        return self._chosen(rows, experts, rule, splits)
 
     def _chosen(
-        self, rows: int, experts: Experts[Weight], rule: ExpertsConfig
+        self, rows: int, experts: Experts[Weight], rule: ExpertsConfig, splits: int = 1
     ) -> tuple[Activation, Activation]:
-        """Chooses by the logits."""
+        """Chooses by the logits, of which there are parts to be added up."""
         chosen, weights = self._choice(rows, experts, rule)
         self._choose.launch(
             (rows, 1, 1),
             whole_waves(rule.num_experts),
-            logits=self._arrays.logits.first(rows, self._num_logits(experts)),
+            logits=self._arrays.logits.first(splits * rows, self._num_logits(experts)),
             **self._rule_of(rule, experts, chosen, weights),
+            splits=splits,
         )
         return chosen, weights
 
