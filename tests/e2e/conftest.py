@@ -12,7 +12,7 @@ from rocmforge_hip.device.discovery import find_devices
 from rocmforge_hip.device.platform import select_platform
 from rocmforge_hip.ops import geometry
 from tests.support.launches.host_platform import HostPlatform
-from tests.support.models.hip import platform_options, start_platform
+from tests.support.models.hip import platform_options, started_platform
 from tests.support.processes.server import LiveServer
 
 SMOLLM2_NAME = "smollm2-135m"
@@ -41,8 +41,8 @@ def smollm2_server(
 @pytest.fixture(scope="module")
 def host(request: pytest.FixtureRequest) -> Iterator[HostPlatform | None]:
     """The platform under test; the checking library if it is the host."""
-    with pytest.MonkeyPatch.context() as patch:
-        yield start_platform(platform_options(request), patch)
+    with started_platform(platform_options(request)) as host:
+        yield host
 
 
 @pytest.fixture

@@ -75,6 +75,44 @@ def test_missing_barrier_before_a_write(device: Device, any_order: str) -> None:
         device.launch("rf_overwrite_without_barrier", y, grid=1, block=256)
 
 
+def test_a_missing_barrier_is_found_in_the_launches_that_are_watched(
+    device: Device, host: HostPlatform
+) -> None:
+    y = device.empty(256, np.float32)
+    found = []
+    with host.watching(2):
+        for _ in range(18):
+            try:
+                device.launch("rf_reverse_without_barrier", y, grid=1, block=256)
+            except KernelFault:
+                found.append(True)
+            else:
+                found.append(False)
+    assert found == [True] * 2 + [False] * 14 + [True, False]
+    with pytest.raises(KernelFault):
+        device.launch("rf_reverse_without_barrier", y, grid=1, block=256)
+
+
+def test_launches_in_another_shape_are_watched(device: Device, host: HostPlatform) -> None:
+    y = device.empty(256, np.float32)
+    with host.watching(1):
+        for block in (256, 128):
+            with pytest.raises(KernelFault):
+                device.launch("rf_reverse_without_barrier", y, grid=1, block=block)
+            device.launch("rf_reverse_without_barrier", y, grid=1, block=block)
+
+
+def test_bounds_of_shared_arrays_are_those_of_all_launches(
+    device: Device, host: HostPlatform
+) -> None:
+    y = device.empty(32, np.float32)
+    with host.watching(1):
+        for _ in range(2):
+            device.launch("rf_shared_overflow", y, 0, grid=1, block=32)
+        with pytest.raises(KernelFault, match=r"shared array .*which has 128 bytes"):
+            device.launch("rf_shared_overflow", y, 1, grid=1, block=32)
+
+
 def test_overwriting_what_others_have_read(device: Device, host: HostPlatform) -> None:
     host.set_lane_order("forward")
     y = device.empty(64, np.float32)

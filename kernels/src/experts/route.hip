@@ -59,13 +59,14 @@ extern "C" __global__ __launch_bounds__(rf::kRouteThreads) void rf_route_logits(
 
 // logits: f32 [splits, tokens, experts], parts that are added up. bias, selection_bias: f32
 // [experts] or null; the first is added to the logits, the second to what `function` (experts.h)
-// makes of them, to choose by and not to weight. Of `groups` of experts, those of the best kept_groups may be chosen: whose two best are
-// the largest sum. chosen: int32 [tokens, num_chosen], the best first, of equal ones the first;
-// counted from first_own, and kElsewhere for those that are not among the num_own from there.
-// weights: f32 alike, divided by their sum (at least 2^-14) if `normalised`, times scale, and times
-// weight_scale of the expert, f32 [experts], if that is not null. With num_shared = 1, there is a
-// column more in chosen and weights, and with weighs_shared = 1 in logits: see RouteRule.
-// Grid: tokens, block: experts rounded up to a multiple of 64.
+// makes of them, to choose by and not to weight. Of `groups` of experts, those of the best
+// kept_groups may be chosen: whose two best are the largest sum. chosen: int32 [tokens,
+// num_chosen], the best first, of equal ones the first; counted from first_own, and kElsewhere for
+// those that are not among the num_own from there. weights: f32 alike, divided by their sum (at
+// least 2^-14) if `normalised`, times scale, and times weight_scale of the expert, f32 [experts],
+// if that is not null. With num_shared = 1, there is a column more in chosen and weights, and with
+// weighs_shared = 1 in logits: see RouteRule. Grid: tokens, block: experts rounded up to a multiple
+// of 64.
 extern "C" __global__ __launch_bounds__(rf::kMostExperts) void rf_route_choose(
     const float* __restrict__ logits, const float* __restrict__ bias,
     const float* __restrict__ selection_bias, const float* __restrict__ weight_scale,

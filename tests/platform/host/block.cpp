@@ -32,6 +32,7 @@ std::string place(const Lane& lane) {
 hipError_t BlockRunner::run(const Launch& launch) {
   const FaultGuard guard;
   launch_ = &launch;
+  watches_lds_ = is_watched(launch);
   threads_ = static_cast<int>(launch.block[0] * launch.block[1] * launch.block[2]);
   error_ = hipSuccess;
   // Bytes know 16 bits of the number of the launch that wrote them, and zero for none. Before the
@@ -59,6 +60,16 @@ hipError_t BlockRunner::run(const Launch& launch) {
   launch_ = nullptr;
   current_ = &none_;
   return error_;
+}
+
+// Whoever launches a kernel over and over in the same shape sees the same accesses to LDS, but for
+// what data decide.
+bool BlockRunner::is_watched(const Launch& launch) {
+  constexpr int kAgain = 16;  // after so many others
+  if (options().watched == 0) return true;
+  const int before =
+      launches_[{launch.kernel, std::to_array(launch.grid), std::to_array(launch.block)}]++;
+  return before < options().watched || before % kAgain == 0;
 }
 
 uint64_t BlockRunner::block_at(uint64_t position, uint64_t count) {

@@ -1,9 +1,12 @@
 // Runs the blocks of a launch: lanes in the chosen order, barriers, wave operations.
 #pragma once
 
+#include <array>
 #include <cstdint>
+#include <map>
 #include <random>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "async.h"
@@ -26,6 +29,9 @@ struct Launch {
 };
 
 class BlockRunner {
+  // A kernel, its grid and its block.
+  using Shape = std::tuple<const RfHostKernel*, std::array<uint32_t, 3>, std::array<uint32_t, 3>>;
+
  public:
   static constexpr int kMaxThreads = 1024;
   static constexpr uint32_t kLaunchNumbers = 1 << 16;  // as many as bytes of memory tell apart
@@ -59,6 +65,10 @@ class BlockRunner {
   uint32_t first_epoch() const { return first_epoch_; }
   uint32_t launch_number() const { return launch_number_; }
   uint64_t block_number() const { return block_number_; }
+  // Whether accesses to LDS are compared with those before. Options say of how many launches.
+  bool watches_lds() const { return watches_lds_; }
+  // Counts launches of each shape anew.
+  void forget_launches() { launches_.clear(); }
 
  private:
   static void lane_entry();
@@ -71,6 +81,7 @@ class BlockRunner {
   void combine(Lane* lanes, int count, Wait operation);
   bool finish_barrier();
   void order(std::vector<int>& indices, int count);
+  bool is_watched(const Launch& launch);
   uint64_t block_at(uint64_t position, uint64_t count);
   void stop_at(Lane& lane, const std::string& finding);
   void say(hipError_t error, const std::string& finding);
@@ -85,6 +96,8 @@ class BlockRunner {
   const int *next_ = nullptr, *last_ = nullptr;
   const Launch* launch_ = nullptr;
   int threads_ = 0;
+  bool watches_lds_ = true;
+  std::map<Shape, int> launches_;  // how many there were of each shape
   hipError_t error_ = hipSuccess;
   std::mt19937 random_;
   std::vector<int> wave_order_, lane_order_;

@@ -2,6 +2,7 @@
 #include <cstdlib>
 
 #include "api.h"
+#include "block.h"
 #include "memory.h"
 #include "options.h"
 
@@ -71,6 +72,12 @@ HIP_API void rf_host_set_lane_order(const char* name, unsigned seed) {
 HIP_API void rf_host_set_stale_replays(int after) {
   const Lock lock(library_mutex());
   options().stale_replays = after;
+}
+
+HIP_API void rf_host_set_watched(int launches) {
+  const Lock lock(library_mutex());
+  options().watched = launches;
+  block_runner().forget_launches();
 }
 
 HIP_API size_t rf_host_live_bytes() {

@@ -54,13 +54,17 @@ class SharedMemory {
   void set(SharedArray array);
   bool has_arrays() const { return !arrays_.empty(); }
 
+  // Whether an access is inside an array, and nothing else.
+  [[gnu::always_inline]] bool holds(uintptr_t address, size_t size) const {
+    const bool inside = recent_ && address - recent_->begin < recent_->size;
+    if (!inside && !array_of(address)) return false;
+    return address + size <= recent_->begin + recent_->size;
+  }
   // Checks an access and records it. False for a mistake: `mistake`, called with the same, says
   // which. `first_epoch` is that in which the block began.
   [[gnu::always_inline]] bool access(uintptr_t address, size_t size, AccessKind kind, Moment now,
                                      uint32_t first_epoch) {
-    const bool inside = recent_ && address - recent_->begin < recent_->size;
-    if (!inside && !array_of(address)) return false;
-    if (address + size > recent_->begin + recent_->size) return false;
+    if (!holds(address, size)) return false;
     if ((address | size) % kWord || kind == AccessKind::kAtomic) {
       return access_bytes(address, size, kind, now, first_epoch);
     }
@@ -77,11 +81,6 @@ class SharedMemory {
       if (!simple && !access_word(*word, kind, now, first_epoch)) return false;
     }
     return true;
-  }
-  // Whether it is all in an array.
-  bool has(uintptr_t address, size_t size) const {
-    const SharedArray* array = array_of(address);
-    return array && address + size <= array->begin + array->size;
   }
   // Whether the block has written all of it.
   bool is_written(uintptr_t address, size_t size, uint32_t first_epoch) const;

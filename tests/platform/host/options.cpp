@@ -22,6 +22,7 @@ Options from_environment() {
   result.patience = static_cast<int>(number("RF_HOST_PATIENCE", 60));
   result.stale_replays = static_cast<int>(number("RF_HOST_STALE_REPLAYS", -1));
   result.fault = std::getenv("RF_HOST_FAULT");
+  result.watched = static_cast<int>(number("RF_HOST_WATCHED", 0));
   result.report_leaks = number("RF_HOST_LEAKS", 0) != 0;
   return result;
 }

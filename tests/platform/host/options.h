@@ -18,10 +18,12 @@ struct Options {
   int patience = 60;                      // RF_HOST_PATIENCE: seconds ranks wait for each other
   int stale_replays = -1;                 // RF_HOST_STALE_REPLAYS: -1 none, else after how many
   const char* fault = nullptr;            // RF_HOST_FAULT: a file that says how a kernel fails
+  int watched = 0;                        // RF_HOST_WATCHED: launches of a kernel and shape, 0: all
   bool report_leaks = false;              // RF_HOST_LEAKS: report at exit what was not freed
 };
 
-// The one instance, made at the first use; lane order and stale replays change while tests run.
+// The one instance, made at the first use; lane order, stale replays and what
+// is watched change while tests run.
 extern Options* options_instance;
 [[gnu::noinline]] Options& make_options();
 inline Options& options() { return options_instance ? *options_instance : make_options(); }

@@ -17,7 +17,10 @@ namespace host {
 [[gnu::always_inline]] inline void check_shared(SharedMemory& shared, uintptr_t address,
                                                 size_t size, AccessKind kind) {
   BlockRunner& runner = block_runner();
-  if (!shared.access(address, size, kind, runner.now(), runner.first_epoch())) {
+  const bool allowed = runner.watches_lds()
+                           ? shared.access(address, size, kind, runner.now(), runner.first_epoch())
+                           : shared.holds(address, size);
+  if (!allowed) {
     refuse_shared(shared, address, size, kind, runner.now());
   }
   if (runner.async().watches_stores() && kind != AccessKind::kLoad) {

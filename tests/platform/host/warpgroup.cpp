@@ -87,7 +87,7 @@ bool read_chunk(uintptr_t address) {
   }
   Moment now = runner.now();
   now.thread = kSeveral;
-  if (!shared->has(address, kChunkBytes)) {
+  if (!shared->holds(address, kChunkBytes)) {
     refuse_shared(*shared, address, kChunkBytes, AccessKind::kLoad, now);
   }
   if (!shared->is_written(address, kChunkBytes, runner.first_epoch())) return false;

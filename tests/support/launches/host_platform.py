@@ -18,6 +18,7 @@ ROCM_PATH = ROOT / "build/platform/host"
 LIBRARY = ROCM_PATH / "lib/libamdhip64.so"
 RCCL = ROCM_PATH / "lib/librccl.so"  # another name of it
 DEVICES = 4
+_WATCHED = "RF_HOST_WATCHED"
 
 
 class Options(Protocol):
@@ -67,6 +68,7 @@ class HostPlatform:
         library.rf_host_label.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p]
         library.rf_host_set_lane_order.argtypes = [ctypes.c_char_p, ctypes.c_uint]
         library.rf_host_set_stale_replays.argtypes = [ctypes.c_int]
+        library.rf_host_set_watched.argtypes = [ctypes.c_int]
         library.rf_host_live_bytes.restype = ctypes.c_size_t
 
     @classmethod
@@ -112,6 +114,20 @@ class HostPlatform:
     def set_lane_order(self, order: str, seed: int = 0) -> None:
         """forward, reverse or random: in which order lanes, waves and blocks run."""
         self._library.rf_host_set_lane_order(order.encode(), seed)
+
+    @contextmanager
+    def watching(self, launches: int) -> Iterator[None]:
+        """Compares accesses to LDS in so many launches of a kernel in a shape, and some later ones.
+
+        Here and in processes that begin meanwhile. Everything else is checked in all launches.
+        """
+        self._library.rf_host_set_watched(launches)
+        os.environ[_WATCHED] = str(launches)
+        try:
+            yield
+        finally:
+            self._library.rf_host_set_watched(0)
+            del os.environ[_WATCHED]
 
     @contextmanager
     def stale_replays(self, after: int) -> Iterator[None]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -29,6 +30,8 @@ from tests.support.launches.kernels import PlatformOptions
 from tests.support.operands.weights import ggml_type, random_matrix
 
 HEAD_DIM: Final = 64
+WATCHED: Final = 2
+"""Launches of a kernel in a shape: whole models repeat them, and tests/kernels look at all."""
 NO_OTHERS: Final[Mapping[str, str]] = MappingProxyType({})
 _OF_FORMATS: Final = ("gemm", "gemv", "experts_gemv")
 _EXPERT_SIZES: Final = ("moe_intermediate_size", "shared_expert_intermediate_size")
@@ -50,13 +53,28 @@ def platform_options(request: pytest.FixtureRequest) -> PlatformOptions:
     )
 
 
-def start_platform(options: PlatformOptions, patch: pytest.MonkeyPatch) -> HostPlatform | None:
-    """Makes the backend use this platform; the host's kernels are compiled if need be."""
-    patch.setenv(VARIABLE, options.platform)
-    if options.platform != "host":
-        return None
-    _build(f"host-w{options.wave}", options.matrix_formats)
-    return HostPlatform.start(options)
+@contextmanager
+def started_platform(
+    options: PlatformOptions, *, watched: int = WATCHED
+) -> Iterator[HostPlatform | None]:
+    """Makes the backend use this platform; the host's kernels are compiled if need be.
+
+    Args:
+        options: Say which.
+        watched: See `HostPlatform.watching`; 0 = all launches.
+
+    Yields:
+        The checking library, if it is the host.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(VARIABLE, options.platform)
+        if options.platform != "host":
+            yield None
+            return
+        _build(f"host-w{options.wave}", options.matrix_formats)
+        host = HostPlatform.start(options)
+        with host.watching(watched):
+            yield host
 
 
 @cache

@@ -33,6 +33,8 @@ _INT8: Final = 2.0**-6  # what is between gate and down, in one slice
 _TWO_SLICES: Final = 2.0**-14
 _HALVES: Final = 2.0**-10  # of weights and of what is between gate and down, in groups
 
+_NO_GEMM: Final = 1 << 30  # logits of a router
+
 _RULE: Final = ExpertsConfig(
     num_experts=8,
     num_chosen=3,
@@ -57,7 +59,10 @@ def groups() -> Iterator[Group]:
         ("gpt-oss", replace(_RULE, router=RouterFunction.SOFTMAX_OF_CHOSEN)),
     ):
         recipe = replace(
-            _SHAPE, architecture=architecture, experts=replace(rule, intermediate_size=32)
+            _SHAPE,
+            architecture=architecture,
+            experts=replace(rule, intermediate_size=32),
+            least_route_logits=_NO_GEMM,
         )
         name = f"{rule.num_chosen} of {rule.num_experts}, {rule.router}"
         cases = [

@@ -35,16 +35,16 @@ struct RouteRule {
   const float* weight_scale;    // [experts] or null, multiplies the weight of each
   int experts;
   int num_chosen;
-  int function;       // kRouteSoftmax, ...
-  int groups;         // of experts, of which
-  int kept_groups;    // so many may be chosen from: whose two best are the largest sum
-  bool normalised;    // the weights are divided by their sum, or 2^-14 if that is less
-  float scale;        // of the weights
-  int first_own;      // of the experts that this device has
-  int num_own;        // so many follow each other
-  int num_shared;     // 1: each token goes to an expert besides, the first of this device's
-  int weighs_shared;  // 1: its weight is the sigmoid of the logit behind the others, else 1
-  int splits = 1;     // parts of a logit that are added up,
+  int function;            // kRouteSoftmax, ...
+  int groups;              // of experts, of which
+  int kept_groups;         // so many may be chosen from: whose two best are the largest sum
+  bool normalised;         // the weights are divided by their sum, or 2^-14 if that is less
+  float scale;             // of the weights
+  int first_own;           // of the experts that this device has
+  int num_own;             // so many follow each other
+  int num_shared;          // 1: each token goes to an expert besides, the first of this device's
+  int weighs_shared;       // 1: its weight is the sigmoid of the logit behind the others, else 1
+  int splits = 1;          // parts of a logit that are added up,
   int64_t split_size = 0;  // as far from each other
 
   // Logits and experts of a token.

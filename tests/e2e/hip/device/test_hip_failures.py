@@ -27,7 +27,7 @@ from rocmforge.settings import Settings
 from rocmforge.wiring import build_fleet, build_web_app
 from tests.e2e.server.test_several_models import write_speaking
 from tests.support.files.device_tree import DeviceTree
-from tests.support.models.hip import platform_options, start_platform
+from tests.support.models.hip import platform_options, started_platform
 
 TIMEOUT_S = 240.0  # for what takes a few seconds on an idle machine
 STEP_TIMEOUT_S = 8.0  # for what takes 0.1 s on an idle machine
@@ -45,8 +45,7 @@ def fault(
     options = platform_options(request)
     if options.platform != "host":
         pytest.skip("a fault would end the use of a GPU")
-    with pytest.MonkeyPatch.context() as patch:
-        start_platform(options, patch)
+    with started_platform(options), pytest.MonkeyPatch.context() as patch:
         file = tmp_path_factory.mktemp("faults") / "fault"
         patch.setenv("RF_HOST_FAULT", str(file))
         yield file

@@ -28,7 +28,7 @@ from tests.support.engine.core import make_core, tokens_of
 from tests.support.files.distribution import WALK, install
 from tests.support.launches.host_platform import HostPlatform
 from tests.support.launches.processors import one_use
-from tests.support.models.hip import fitting, platform_options, start_platform
+from tests.support.models.hip import fitting, platform_options, started_platform
 from tests.support.models.loading import load_file
 from tests.support.models.options import SMALL
 
@@ -56,8 +56,8 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def platform(request: pytest.FixtureRequest, installed: Path) -> Iterator[HostPlatform | None]:
-    with pytest.MonkeyPatch.context() as patch:
-        yield start_platform(platform_options(request), patch)
+    with started_platform(platform_options(request)) as host:
+        yield host
 
 
 @pytest.fixture(scope="module")

@@ -33,7 +33,7 @@ from tests.backend.driving import Chunk, Driver
 from tests.data.models.text.model_files import write_model
 from tests.data.models.text.tiny_models import PROMPT, by_name
 from tests.support.launches.host_platform import HostPlatform
-from tests.support.models.hip import fitting, platform_options, start_platform
+from tests.support.models.hip import fitting, platform_options, started_platform
 from tests.support.models.loading import load_file
 from tests.support.models.options import SMALL
 
@@ -49,8 +49,7 @@ def platform(request: pytest.FixtureRequest) -> Iterator[HostPlatform]:
     options = platform_options(request)
     if options.platform != "host":
         pytest.skip("planted mistakes would end the process's use of a GPU")
-    with pytest.MonkeyPatch.context() as patch:
-        host = start_platform(options, patch)
+    with started_platform(options, watched=0) as host:
         assert host is not None
         yield host
 

@@ -35,7 +35,7 @@ from rocmforge_hip.verify.cases import Group
 from rocmforge_hip.verify.selfcheck import all_groups, run_group
 from tests.support.launches.host_platform import HostPlatform
 from tests.support.launches.planting import Launch, change_launches, do_nothing, scale_numbers
-from tests.support.models.hip import platform_options, start_platform
+from tests.support.models.hip import platform_options, started_platform
 
 # Not launched when models are served.
 NOT_SERVING = {"rf_mma_check"}
@@ -49,8 +49,8 @@ REPLACED = "rf_gemv_*_r[48]"
 @pytest.fixture(scope="module")
 def platform(request: pytest.FixtureRequest) -> Iterator[HostPlatform | None]:
     """The platform under test; the checking library if it is the host."""
-    with pytest.MonkeyPatch.context() as patch:
-        yield start_platform(platform_options(request), patch)
+    with started_platform(platform_options(request)) as host:
+        yield host
 
 
 @pytest.fixture
