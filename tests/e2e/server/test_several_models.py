@@ -38,6 +38,7 @@ backend = "{backend}"
 max_context = {context}
 max_sequences = 4
 drain_timeout = 120
+{graphs}
 
 [models.chat]
 path = "{chat}"
@@ -101,8 +102,12 @@ def server(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Liv
     folder = tmp_path_factory.mktemp("server")
     config = folder / "rocmforge.toml"
     context = max(256, 2 * pair.tokens)
+    # Graphs are checked in other tests; each of the many loads here would take three times as long.
+    graphs = 'graphs = "on"' if pair.backend == "hip" else ""
     config.write_text(
-        CONFIG.format(backend=pair.backend, context=context, chat=pair.chat, lazy=pair.lazy)
+        CONFIG.format(
+            backend=pair.backend, context=context, graphs=graphs, chat=pair.chat, lazy=pair.lazy
+        )
     )
     command = ("-m", "rocmforge", "serve", "--config", str(config), "--port", "{port}")
     shared = set(os.listdir("/dev/shm"))

@@ -118,6 +118,7 @@ async def serving(model: Path, root: Path, fault: Path, **chosen: Any) -> AsyncI
         backend="hip",
         max_context=128,
         max_sequences=4,
+        graphs="on",  # without a check at each of many loads
         served_model_name=("tiny",),
         step_timeout=STEP_TIMEOUT_S,
         insecure=True,

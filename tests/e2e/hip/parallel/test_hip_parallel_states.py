@@ -20,6 +20,7 @@ import numpy.typing as npt
 import pytest
 
 from rocmforge.backend.protocol import LoadOptions, Runner
+from rocmforge.choices import Switch
 from rocmforge.engine.client.client import AsyncEngine
 from rocmforge.engine.client.config import EngineConfig
 from rocmforge.engine.ipc.params import SamplingParams, TokenLogprob
@@ -146,20 +147,25 @@ def test_two_devices_split_a_folder(stack: ExitStack, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "length"),
-    [("lfm2", 72), ("qwen35", 24), ("nemotron_h", 24), ("granitehybrid-dense", 24)],
+    ("name", "length", "graphs"),
+    [
+        ("lfm2", 72, "on"),
+        ("qwen35", 24, "auto"),
+        ("nemotron_h", 24, "on"),
+        ("granitehybrid-dense", 24, "on"),
+    ],
 )
 def test_answers_through_the_engine_are_those_of_one_device(
-    name: str, length: int, stack: ExitStack, tmp_path: Path
+    name: str, length: int, graphs: Switch, stack: ExitStack, tmp_path: Path
 ) -> None:
     """Mixed steps, two in flight, graphs, slots used before, of long answers preempted ones."""
     path = write_model(divisible(by_name(name)), tmp_path)
-    options = replace(OPTIONS, kv_blocks=8, graphs="auto")
+    options = replace(OPTIONS, kv_blocks=8, graphs=graphs)
     sampling, found = msgspec.structs.replace(GREEDY, max_tokens=length), []
     for ranks in (1, RANKS):
         own = replace(options, tensor_parallel=ranks)
         runner = load_with(stack, path, own)
-        assert runner.info.graphs == "checked"
+        assert runner.info.graphs == ("checked" if graphs == "auto" else "unchecked")
         given, stats = answers(runner, own, PROMPTS, sampling)
         assert stats.totals.preemptions > 0 or length < 72
         found.append([each.logprobs for each in given])
