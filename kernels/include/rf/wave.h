@@ -45,6 +45,14 @@ __device__ __forceinline__ float wave_sums(const float (&values)[kCount]) {
   }
 }
 
+// Writes these sums, in their order.
+template <int kCount>
+__device__ __forceinline__ void store_wave_sums(const float (&values)[kCount], float* sums) {
+  constexpr int kLanes = kWave / kCount;
+  const float sum = wave_sums(values);
+  if (lane_id() % kLanes == 0) sums[lane_id() / kLanes] = sum;
+}
+
 template <int kLanes = kWave>
 __device__ __forceinline__ float wave_max(float value) {
   return wave_reduce<kLanes>(value, [](float a, float b) { return max(a, b); });

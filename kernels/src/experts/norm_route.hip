@@ -80,11 +80,8 @@ __device__ __forceinline__ void norm_logits(const NormRoute& x, int first_token,
       }
     }
   }
-  constexpr int kLogitLanes = kWave / kLogits, kSquareLanes = kWave / kTokens;
-  const float of_logit = wave_sums(sums), of_squares = wave_sums(squares);
-  const int lane = lane_id();
-  if (lane % kLogitLanes == 0) parts[wave_id()][lane / kLogitLanes] = of_logit;
-  if (lane % kSquareLanes == 0) parts[wave_id()][kLogits + lane / kSquareLanes] = of_squares;
+  store_wave_sums(sums, parts[wave_id()]);
+  store_wave_sums(squares, parts[wave_id()] + kLogits);
   __syncthreads();
   const int t = static_cast<int>(threadIdx.x) / kExperts;
   const int e = static_cast<int>(threadIdx.x) % kExperts;

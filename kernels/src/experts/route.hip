@@ -34,9 +34,7 @@ __device__ __forceinline__ void route_logits(const float* x, const float* router
       }
     }
   }
-  constexpr int kLanes = kWave / kLogits;
-  const float of_logit = wave_sums(sums);
-  if (lane_id() % kLanes == 0) parts[wave_id()][lane_id() / kLanes] = of_logit;
+  store_wave_sums(sums, parts[wave_id()]);
   __syncthreads();
   const int i = threadIdx.x;
   const int t = i / kExperts;
@@ -75,11 +73,12 @@ extern "C" __global__ __launch_bounds__(rf::kMostExperts) void rf_route_choose(
     int weighs_shared, int splits) {
   rf::let_next_begin_if_few();
   __shared__ rf::RouteChoice::Lds lds;
-  rf::RouteRule rule{bias,      selection_bias, weight_scale, experts,         num_chosen,
-                     function,  groups,         kept_groups,  normalised != 0, scale,
-                     first_own, num_own,        num_shared,   weighs_shared,   splits};
+  const int64_t split_size = static_cast<int64_t>(gridDim.x) * (experts + weighs_shared);
+  const rf::RouteRule rule{bias,      selection_bias, weight_scale, experts,         num_chosen,
+                           function,  groups,         kept_groups,  normalised != 0, scale,
+                           first_own, num_own,        num_shared,   weighs_shared,   splits,
+                           split_size};
   const int64_t token = blockIdx.x;
-  rule.split_size = static_cast<int64_t>(gridDim.x) * rule.num_logits();
   rf::RouteChoice(lds, rule).run(logits + token * rule.num_logits(),
                                  chosen + token * rule.num_pairs(),
                                  weights + token * rule.num_pairs());

@@ -102,7 +102,7 @@ def server(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Liv
     folder = tmp_path_factory.mktemp("server")
     config = folder / "rocmforge.toml"
     context = max(256, 2 * pair.tokens)
-    # Graphs are checked in other tests; each of the many loads here would take three times as long.
+    # Graphs are checked in other tests; here, each of many loads would wait for that.
     graphs = 'graphs = "on"' if pair.backend == "hip" else ""
     config.write_text(
         CONFIG.format(

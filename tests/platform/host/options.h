@@ -22,8 +22,8 @@ struct Options {
   bool report_leaks = false;              // RF_HOST_LEAKS: report at exit what was not freed
 };
 
-// The one instance, made at the first use; lane order, stale replays and what
-// is watched change while tests run.
+// The one instance, made at the first use; lane order, stale replays and what is watched change
+// while tests run.
 extern Options* options_instance;
 [[gnu::noinline]] Options& make_options();
 inline Options& options() { return options_instance ? *options_instance : make_options(); }

@@ -229,8 +229,8 @@ def _of_experts(
     chosen = shared + max(rule.num_chosen for rule in rules)
     few, pairs = min(tokens, FEW_TOKENS), min(tokens, GROUPED_TOKENS) * chosen
     inner_size = max(rule.intermediate_size for rule in rules)
-    most_experts = shared + max(rule.num_experts for rule in rules)
     counts = {shared + rule.num_experts for rule in rules}
+    most_experts = max(counts)
     most_logits = max(
         count * geometry.most_split_tokens(tokens, count, config.hidden_size) for count in counts
     )

@@ -43,7 +43,7 @@ class ExpertKernels:
         of_experts = library, arena, products, resources.expert_formats
         self.pair_sums = PairSums(library, resources.config.norm_eps)
         self.pairs = PairKernels(*of_experts)
-        self.groups = GroupKernels(library, resources.geometry, *of_experts[1:], self.pair_sums)
+        self.groups = GroupKernels(*of_experts, resources.geometry, self.pair_sums)
         self.shared = SharedKernels(*of_experts, self.pairs)
         self.deferred = DeferredExperts(library, products, self.pairs, resources.expert_formats)
         self.beside = None

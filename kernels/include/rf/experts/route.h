@@ -181,12 +181,11 @@ class RouteChoice {
     int index = expert % kWave;
     int count = is_whole ? rule_.experts : kWave;
     bool may_be_chosen = wave * kWave < rule_.experts;
-    int rank = kMostExperts;
     // Once for both comparisons: in a short kernel, code that is read for the first time takes as
     // long as what it does.
 #pragma unroll 1
     for (bool is_last = is_whole;; is_last = true) {
-      rank = may_be_chosen ? rank_of(keys, index, count) : kMostExperts;
+      const int rank = may_be_chosen ? rank_of(keys, index, count) : kMostExperts;
       if (is_last) return rank;
       may_be_chosen = rank < kept;
       index = wave * kept + rank;

@@ -25,20 +25,20 @@ class GroupKernels:
 
     Args:
         library: Where the kernels are.
-        geometry: For the device.
         arena: The arrays of the activations; there are some of experts.
         products: Makes halves of activations.
         formats: Stored types of the experts' matrices.
+        geometry: For the device.
         sums: Adds up what experts made.
     """
 
     def __init__(
         self,
         library: KernelLibrary,
-        geometry: Geometry,
         arena: ActivationArrays[DeviceArray],
         products: LinearKernels,
         formats: frozenset[str],
+        geometry: Geometry,
         sums: PairSums,
     ) -> None:
         assert arena.experts is not None
