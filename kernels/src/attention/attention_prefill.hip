@@ -295,8 +295,15 @@ __device__ __forceinline__ void attend(const PrefillInput& in,
 // RF_VALUES_IN_KEYS whether v_cache is k_cache, with values as the end of its rows.
 #define RF_NAME(kind, head) rf_attention_prefill_##kind##_##head
 
+// Two blocks of small heads fill each other's waits; larger heads have registers for one.
+#if RF_WARPGROUPS && RF_KEY_DIM == 64
+#define RF_F16_BOUNDS __launch_bounds__(rf::kPrefillThreads, 2)
+#else
+#define RF_F16_BOUNDS __launch_bounds__(rf::kPrefillThreads)
+#endif
+
 #define RF_ATTENTION_PREFILL_F16(head)                                                             \
-  extern "C" __global__ __launch_bounds__(rf::kPrefillThreads) void RF_NAME(f16, head)(            \
+  extern "C" __global__ RF_F16_BOUNDS void RF_NAME(f16, head)(                                     \
       const rf::half* __restrict__ q, const rf::half* __restrict__ k_cache,                        \
       const rf::half* __restrict__ v_cache, const int32_t* __restrict__ block_table,               \
       const int32_t* __restrict__ sequences, const int32_t* __restrict__ query_start,              \

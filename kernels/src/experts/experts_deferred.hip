@@ -77,6 +77,11 @@ __device__ __forceinline__ void add_down(const ExpertMatrices& experts, const Ac
                  [&](int column, float sum) { return to.biased(column, sum, chosen, 0); });
 }
 
+// How many blocks are to run at once on a multiprocessor of NVIDIA: about as many as a token has
+// for each. Not told, its assembler leaves formats of one quant block so few registers that more
+// would run, and few loads are on their way.
+inline constexpr int kChooseBlocks = 3;
+
 }  // namespace rf
 
 // As rf_experts_gate_up_<name>_s1, of few rows, with what rf_route_choose makes of their logits,
@@ -84,17 +89,18 @@ __device__ __forceinline__ void add_down(const ExpertMatrices& experts, const Ac
 // scale: where squares is not null, there is one row and this lacks the factor of its norm
 // (deferred_norm.h). Grid: as there, block 256, and at least as many as experts.
 #define RF_CHOOSE_GATE_UP(name, Format, ...)                                                       \
-  extern "C" __global__ __launch_bounds__(rf::kGemvThreads) void rf_experts_choose_gate_up_##name( \
-      const uint8_t* __restrict__ weight, const int64_t* __restrict__ places,                      \
-      const int8_t* __restrict__ q, const rf::ActScale* __restrict__ scale,                        \
-      const float* __restrict__ gate_bias, const float* __restrict__ up_bias, float* out_f32,      \
-      rf::half* out_f16, int8_t* out_q, rf::ActScale* out_q_scale, int32_t out_q_lo_offset,        \
-      int64_t expert_bytes, int rows, int out_features, int quant_blocks, int activation,          \
-      const float* __restrict__ squares, float eps, const float* __restrict__ logits,              \
-      const float* __restrict__ bias, const float* __restrict__ selection_bias,                    \
-      const float* __restrict__ weight_scale, int32_t* chosen, float* weights, int experts,        \
-      int num_chosen, int function, int groups, int kept_groups, int normalised, float factor,     \
-      int first_own, int num_own, int num_shared, int weighs_shared) {                             \
+  extern "C" __global__ __launch_bounds__(rf::kGemvThreads, rf::kChooseBlocks) void                \
+      rf_experts_choose_gate_up_##name(                                                            \
+          const uint8_t* __restrict__ weight, const int64_t* __restrict__ places,                  \
+          const int8_t* __restrict__ q, const rf::ActScale* __restrict__ scale,                    \
+          const float* __restrict__ gate_bias, const float* __restrict__ up_bias, float* out_f32,  \
+          rf::half* out_f16, int8_t* out_q, rf::ActScale* out_q_scale, int32_t out_q_lo_offset,    \
+          int64_t expert_bytes, int rows, int out_features, int quant_blocks, int activation,      \
+          const float* __restrict__ squares, float eps, const float* __restrict__ logits,          \
+          const float* __restrict__ bias, const float* __restrict__ selection_bias,                \
+          const float* __restrict__ weight_scale, int32_t* chosen, float* weights, int experts,    \
+          int num_chosen, int function, int groups, int kept_groups, int normalised, float factor, \
+          int first_own, int num_own, int num_shared, int weighs_shared) {                         \
     rf::NormedActivations x{{q, scale, rows, 1, quant_blocks}, squares, eps, 1.0f};                \
     const rf::RouteRule rule{bias,      selection_bias, weight_scale, experts,         num_chosen, \
                              function,  groups,         kept_groups,  normalised != 0, factor,     \

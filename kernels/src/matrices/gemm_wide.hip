@@ -3,15 +3,15 @@
 #include "rf/gemm/gemm_warpgroup.h"
 
 #if RF_WARPGROUPS
-#define RF_RUN(Format)                        \
-  using Gemm = rf::WarpgroupGemm<rf::Format>; \
-  RF_LARGE_LDS(Gemm::Lds, lds);               \
+#define RF_RUN(Format)                   \
+  using Gemm = rf::WideGemm<rf::Format>; \
+  RF_LARGE_LDS(Gemm::Lds, lds);          \
   Gemm::run(arguments, *lds)
 #else
 #define RF_RUN(Format) static_cast<void>(arguments)
 #endif
 
-// As rf_gemm_*, without groups, for an even number of quant blocks. Grid: (ceil(rows / 256),
+// As rf_gemm_*, without groups, for an even number of quant blocks. Grid: (ceil(rows / 272),
 // ceil(stored rows / 128), splits), block: the most threads that the kernel is compiled for.
 #define RF_GEMM_WIDE(name, Format, ...)                                                 \
   extern "C" __global__ __launch_bounds__(256) void rf_gemm_wide_##name(                \
@@ -22,7 +22,7 @@
     const rf::GemmArguments arguments{weight,                                           \
                                       x,                                                \
                                       nullptr,                                          \
-                                      static_cast<int>(blockIdx.x) * rf::kWideTileRows, \
+                                      0,                                                \
                                       rows,                                             \
                                       quant_blocks,                                     \
                                       {out_features, activation},                       \

@@ -1,7 +1,8 @@
 """rf_gemm_wide_*: linear layers for very many rows, where the device multiplies in warpgroups.
 
-Names of cases follow the kernel's loops: a block takes 256 rows and 128 stored rows of the matrix,
-and goes over K in steps of 64, two at a time; tiles of x are on their way for three steps.
+Names of cases follow the kernel's loops: a block takes 256 rows, or 272 where there are fewer
+blocks than those need, and 128 stored rows of the matrix, and goes over K in steps of 64, two at a
+time; tiles of x are on their way for three steps.
 """
 
 from __future__ import annotations
@@ -27,16 +28,22 @@ _ON_HOST = ("q4_k", "iq3_s")
 
 @pytest.mark.parametrize("name", QUANTISED_TYPES)
 @pytest.mark.parametrize(
-    ("rows", "out_features", "steps"),
-    [(256, 128, 4), (1024 + 37, 128 + 37, 12)],
-    ids=["one_block", "ragged_tails"],
+    ("rows", "on_host", "out_features", "steps"),
+    [
+        (256, 256, 128, 4),
+        (1024 + 37, 256 + 9, 128 + 37, 12),
+        (1024 + 100, 256 + 37, 128 + 37, 12),
+    ],
+    ids=["one_block", "ragged_tails_of_large_tiles", "ragged_tails"],
 )
-def test_multiplies(hopper: Device, name: str, rows: int, out_features: int, steps: int) -> None:
+def test_multiplies(
+    hopper: Device, name: str, rows: int, on_host: int, out_features: int, steps: int
+) -> None:
     rng = np.random.default_rng(0)
     if hopper.host is not None:
         if name not in _ON_HOST:
             pytest.skip("compiling all types takes the host long")
-        rows = min(rows, 256 + 37)
+        rows = on_host
     assert 64 * steps % block_features(name) == 0
     layer = random_layer(rng, name, out_features, 64 * steps)
     check_gemm(hopper, layer, random_activation(rng, rows, 64 * steps), tile=WIDE)
@@ -49,7 +56,7 @@ def test_steps_through_k(hopper: Device, steps: int) -> None:
     check_gemm(hopper, layer, random_activation(rng, 40, 64 * steps), tile=WIDE)
 
 
-@pytest.mark.parametrize("rows", [1, 31, 255, 257])
+@pytest.mark.parametrize("rows", [1, 31, 255, 257, 271, 272, 273, 513, 544, 545])
 def test_tiles_cover_rows(hopper: Device, rows: int) -> None:
     rng = np.random.default_rng(2)
     layer = random_layer(rng, "q6_k", 300, 512)

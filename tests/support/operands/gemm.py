@@ -13,7 +13,7 @@ Float32 = npt.NDArray[np.float32]
 
 ROUNDING = 2.0**-11
 """Weights and their scales are rounded to halves, with 11 significant bits."""
-WIDE = 256
+WIDE = 272
 """The rows of a tile of rf_gemm_wide_*, which takes no groups of rows."""
 
 

@@ -32,7 +32,7 @@ from rocmforge_hip.load.memory_budget import (
     cache_type,
     make_plan,
 )
-from rocmforge_hip.ops.geometry import Geometry
+from rocmforge_hip.ops.geometry import GemmShape, Geometry
 from rocmforge_hip.weights.placement import PlannedPart, plan_weights, storages, weight_bytes
 from tests.data.models.text import tiny_encoders
 from tests.data.models.text.model_files import write_model
@@ -261,11 +261,14 @@ def test_splits_of_a_context_all_run_at_once(blocks_per_cu: int) -> None:
     assert 0.9 * blocks_per_cu * 132 < split.count * 8 <= blocks_per_cu * 132
 
 
-@pytest.mark.parametrize("rows", [9, 33, 128, 384, 512, 4096])
-@pytest.mark.parametrize("stored_rows", [64, 4096, 128256])
-def test_splits_of_a_product_cover_it_and_fit_the_scratch(rows: int, stored_rows: int) -> None:
+@pytest.mark.parametrize("rows", [9, 33, 128, 272, 384, 512, 1038, 4096])
+@pytest.mark.parametrize("stored_rows", [64, 2048, 4096, 128256])
+@pytest.mark.parametrize("has_wide", [False, True])
+def test_splits_of_a_product_cover_it_and_fit_the_scratch(
+    rows: int, stored_rows: int, *, has_wide: bool
+) -> None:
     quant_blocks = 128
-    shape = Geometry(132).gemm(rows, stored_rows, quant_blocks)
+    shape = Geometry(132).gemm(rows, stored_rows, quant_blocks, has_wide=has_wide)
     assert shape.split_quant_blocks % 8 == 0
     assert (
         shape.split_quant_blocks * shape.splits
@@ -274,7 +277,7 @@ def test_splits_of_a_product_cover_it_and_fit_the_scratch(rows: int, stored_rows
     )
     if shape.splits > 1:
         assert shape.splits * rows * stored_rows <= Geometry(132).gemm_scratch().shape[0]
-    assert np.isin(shape.tile_rows, (32, 64, 128))
+    assert np.isin(shape.tile_rows, (32, 64, 128, 272))
 
 
 @pytest.mark.parametrize(("rows", "splits"), [(128, 8), (384, 2), (512, 2), (1024, 1)])
@@ -294,26 +297,27 @@ def test_blocks_of_few_rows_take_one_round(
 
 
 @pytest.mark.parametrize(
-    ("rows", "stored_rows", "tile_rows"),
+    ("rows", "stored_rows", "splits"),
     [
-        (4096, 28672, 256),
-        (1024, 4096, 256),
-        (520, 28672, 128),  # whose last rows would fill a third of a round
-        (512, 28672, 256),
-        (512, 4096, 128),  # which fills the device with splits of K
-        (256, 28672, 128),
+        (4096, 28672, 1),
+        (1024, 4096, 1),
+        (1038, 2048, 2),  # which half of the device would have nothing of
+        (560, 28672, None),  # whose last rows would fill a third of a round
+        (520, 28672, 1),  # whose last rows larger tiles take
+        (512, 28672, 1),
+        (512, 4096, 2),
+        (256, 28672, None),
     ],
 )
 def test_wide_blocks_take_what_fills_the_device_with_them(
-    rows: int, stored_rows: int, tile_rows: int
+    rows: int, stored_rows: int, splits: int | None
 ) -> None:
     geometry = Geometry(132)
     shape = geometry.gemm(rows, stored_rows, 128, has_wide=True)
-    assert shape.tile_rows == tile_rows
-    if tile_rows == 256:
-        assert (shape.splits, shape.split_quant_blocks) == (1, 128)
-    else:
+    if splits is None:
         assert shape == geometry.gemm(rows, stored_rows, 128)
+    else:
+        assert shape == GemmShape(272, splits, 128 // splits)
     # A step of theirs is two quant blocks.
     odd = geometry.gemm(rows, stored_rows, 129, has_wide=True)
     assert odd == geometry.gemm(rows, stored_rows, 129)
@@ -322,7 +326,7 @@ def test_wide_blocks_take_what_fills_the_device_with_them(
 def test_wide_blocks_may_be_asked_for() -> None:
     geometry = Geometry(132, least_wide_rows=17)
     tiles = [geometry.gemm(rows, 64, 8, has_wide=True).tile_rows for rows in (16, 17)]
-    assert tiles == [32, 256]
+    assert tiles == [32, 272]
     assert geometry.gemm(17, 64, 8).tile_rows == 32
 
 
@@ -379,7 +383,15 @@ def test_blocks_of_int8_products_have_waves_that_fill_the_device(
 
 
 def test_windows_keep_the_largest_tile_of_keys_that_a_kernel_takes() -> None:
-    kernels = Path(__file__).parents[3] / "kernels"
-    text = "".join(path.read_text() for path in sorted(kernels.rglob("*attention*.h")))
-    tiles = [int(size) for size in re.findall(r"kKeys = \D+\d+ ? \? (\d+)", text)]
-    assert max(tiles) == KEY_TILE
+    headers = Path(__file__).parents[3] / "kernels/include/rf"
+    warpgroups = (headers / "attention/attention_warpgroup.h").read_text()
+    others = (headers / "attention/online_softmax.h").read_text()
+    of_heads = others[others.index("constexpr int attention_keys(") :].partition("\n}")[0]
+    units = (headers / "attention/mma_attention.h").read_text()
+    tiles = [
+        *re.findall(r"kKeys = (\d+);", warpgroups),
+        *re.findall(r"kLargeHeadKeys = (\d+)", units),
+        *re.findall(r"\? (\d+) : (\d+);", of_heads)[0],
+    ]
+    assert len(tiles) > 3
+    assert max(map(int, tiles)) == KEY_TILE

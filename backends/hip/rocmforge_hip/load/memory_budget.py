@@ -43,8 +43,9 @@ from rocmforge_hip.weights.seats import host_bytes, table_bytes
 
 _MAX_BIASES: Final = 4096
 """Biased tokens of a row."""
-KEY_TILE: Final = 128
-"""Keys of the largest tile that attention takes from the cache: kKeys in attention_warpgroup.h."""
+KEY_TILE: Final = 64
+"""Keys of the largest tile that attention takes from the cache: `attention_keys` in
+online_softmax.h, and kKeys in attention_warpgroup.h."""
 SMALL_MODEL: Final = 512 << 20
 """Bytes of weights, on all devices, up to which 16 bits of activations are kept by default.
 

@@ -57,6 +57,7 @@ _MOST_ROUTE_SPLITS: Final = 4
 _LEAST_ROUTE_FEATURES: Final = 64  # of a part
 _LEAST_WIDE_ROWS: Final = 257  # of a GEMM; fewer are one block of so many
 _WIDE_STEP: Final = 2  # quant blocks that they multiply at once
+_LEAST_WIDE_QUANT_BLOCKS: Final = 32  # of a split, as a block's end takes as long as a dozen
 MATRIX_QUANT_BLOCKS: Final = 8
 """The least quant blocks in a row that int8 matrix instructions multiply."""
 
@@ -197,21 +198,23 @@ class Geometry:
             rows: Of activations.
             stored_rows: Of the matrix.
             quant_blocks: Of a row of the matrix.
-            has_wide: Whether there is a kernel for tiles of WIDE_GEMM_ROWS. It takes K whole where
-                its blocks need no more rounds than others do.
+            has_wide: Whether there is a kernel for tiles of WIDE_GEMM_ROWS. It is taken where its
+                blocks go over no more of K, all their rounds together, than others do.
         """
         shape = _gemm(self.compute_units, rows, stored_rows, quant_blocks)
         least = self.least_wide_rows or _LEAST_WIDE_ROWS
         if not has_wide or quant_blocks % _WIDE_STEP or rows < least:
             return shape
         columns = ceil_div(stored_rows, GEMM_COLUMNS)
-        rounds = ceil_div(ceil_div(rows, WIDE_GEMM_ROWS) * columns, self.compute_units)
+        tiles = ceil_div(rows, WIDE_GEMM_ROWS) * columns
+        splits = min(self.compute_units // tiles, quant_blocks // _LEAST_WIDE_QUANT_BLOCKS)
+        size = quant_blocks if splits < 2 else _split_quant_blocks(quant_blocks, splits)
+        wide = GemmShape(WIDE_GEMM_ROWS, ceil_div(quant_blocks, size), size)
+        rounds = ceil_div(tiles, self.compute_units)
         blocks = ceil_div(rows, shape.tile_rows) * columns * shape.splits
         at_once = _GEMM_BLOCKS_PER_CU[shape.tile_rows] * self.compute_units
-        fits = rounds * shape.splits <= ceil_div(blocks, at_once)
-        if not (fits or self.least_wide_rows):
-            return shape
-        return GemmShape(WIDE_GEMM_ROWS, 1, quant_blocks)
+        fits = rounds * shape.splits <= ceil_div(blocks, at_once) * wide.splits
+        return wide if fits or self.least_wide_rows else shape
 
     def matrix_threads(self, stored_rows: int, block_size: int) -> int:
         """Returns the threads of a block of 16 stored rows: so many that waves fill the device.
@@ -279,7 +282,7 @@ class Geometry:
         """Returns the array for the results of splits of matrix products, of any size."""
         # Where wanted splits are rounded, there may be a third more blocks than there is room for.
         *small, largest = (tile * _GEMM_BLOCKS_PER_CU[tile] for tile in GEMM_ROWS)
-        rows = max(largest, ceil_div(4 * max(small), 3))
+        rows = max(largest, ceil_div(4 * max(small), 3), WIDE_GEMM_ROWS)
         pieces = self.compute_units * rows * GEMM_COLUMNS
         return spec((pieces,), "f4")
 

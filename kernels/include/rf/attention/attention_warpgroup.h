@@ -1,10 +1,11 @@
 // Prefill attention with the matrix instructions of Hopper GPUs (FlashAttention-3, Shah et al.
 // 2024, without its own warps for copies).
 //
-// Four waves together take 64 query rows, so queries are the left operand here, and weights go from
-// one product to the next in registers. So do queries, but those of large heads, which lie in LDS.
-// The scores of the next tile of keys and the product of this tile's weights with its values are
-// begun together; while the latter goes on, the waves compute the weights of the next tile.
+// Four waves together take 64 query rows, so queries are the left operand here, from LDS, and
+// weights go from one product to the next in registers. The scores of the next tile of keys and the
+// product of this tile's weights with its values are begun together; meanwhile the waves begin to
+// copy what comes next, and then compute the weights of the next tile. Lanes are what the matrix
+// unit waits for here, so that copies take as few instructions as they can.
 #pragma once
 
 #include "rf/attention/online_softmax.h"
@@ -15,18 +16,16 @@
 
 namespace rf {
 
-template <int kHeadDim, int kKeys = kHeadDim <= 128 ? 128 : 64>
+template <int kHeadDim>
 class WarpgroupAttention {
-  static constexpr bool kQueriesInLds = kHeadDim > 128;
-  // The result's columns are as many as an instruction has, once or more often.
-  static constexpr int kColumns = kHeadDim < 128 ? kHeadDim : 128;
-  static constexpr int kParts = kHeadDim / kColumns;
+  static constexpr int kKeys = 64;  // of a tile
+  static constexpr int kTileBlocks = kKeys / kBlockTokens;
 
  public:
   struct alignas(warpgroup::kTileAlignment) Lds {
     half keys[2][kKeys * kHeadDim];
     half values[2][kKeys * kHeadDim];
-    half queries[kQueriesInLds ? kAttentionRows * kHeadDim : 0];
+    half queries[kAttentionRows * kHeadDim];
   };
 
   static __device__ __forceinline__ void run(const PrefillInput& in,
@@ -46,7 +45,7 @@ class WarpgroupAttention {
     if (block_row >= rows) return;
     const int kv_head = static_cast<int>(blockIdx.y);
 
-    const int first_row = block_row + wave_id() / 4 * 64;  // of the four waves
+    const int first_row = block_row + warpgroup::own_index() * 64;  // of the four waves
     const int wave_row = block_row + wave_id() * kTile;
     const int first_position = context - tokens;
     const auto position_of = [&](int row) __attribute__((always_inline)) {
@@ -83,41 +82,33 @@ class WarpgroupAttention {
     const SwizzledTile<kAttentionRows> query_tile{lds.queries};
     const warpgroup::Descriptor own_queries =
         warpgroup::behind(query_tile.descriptor(), (first_row - block_row) * 128);
-    uint32_t queries[kQueriesInLds ? 1 : kHeadDim / kTile][4];
-    if constexpr (kQueriesInLds) {
-      constexpr int kChunks = kHeadDim / 8;
+    constexpr int kChunks = kHeadDim / 8;
 #pragma unroll 4
-      for (int i = threadIdx.x; i < kAttentionRows * kChunks; i += kPrefillThreads) {
-        const int row = i / kChunks, chunk = i % kChunks;
-        async_copy16(query_tile.chunk(row, chunk), query(block_row + row) + chunk * 8);
-      }
-    } else {
-      const half* const from[2] = {query(row_of(0)) + lane_id() % 4 * 2,
-                                   query(row_of(1)) + lane_id() % 4 * 2};
-#pragma unroll
-      for (int dim = 0; dim < kHeadDim / kTile; ++dim) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          queries[dim][i] =
-              *reinterpret_cast<const uint32_t*>(from[i % 2] + dim * kTile + i / 2 * 8);
-        }
-      }
+    for (int i = threadIdx.x; i < kAttentionRows * kChunks; i += kPrefillThreads) {
+      const int row = i / kChunks, chunk = i % kChunks;
+      async_copy16(query_tile.chunk(row, chunk), query(block_row + row) + chunk * 8);
     }
 
-    const int32_t* blocks = cache.blocks_of(sequence);
-    const HeadCache<half, kHeadDim> keys{cache.k, nullptr,        blocks,
-                                         kv_head, cache.kv_heads, context};
-    const HeadCache<half, kHeadDim> values{cache.v, nullptr,        blocks,
-                                           kv_head, cache.kv_heads, context};
+    const int32_t* const blocks = cache.blocks_of(sequence);
+    const CachedRows keys(cache.k, kv_head, cache.kv_heads);
+    const CachedRows values(cache.v, kv_head, cache.kv_heads);
     const auto k_tile = [&](int i) __attribute__((always_inline)) {
       return SwizzledTile<kKeys>{lds.keys[i]};
     };
     const auto v_tile = [&](int i) __attribute__((always_inline)) {
       return SwizzledTile<kKeys>{lds.values[i]};
     };
+    const auto copy = [&](const CachedRows& rows, int first_token,
+                          SwizzledTile<kKeys> tile) __attribute__((always_inline)) {
+      if (first_token + kKeys <= context) {
+        rows.copy(blocks + first_token / kBlockTokens, tile);
+      } else {
+        rows.copy_rest(blocks + first_token / kBlockTokens, context - first_token, tile);
+      }
+    };
     const float factor = in.rule.scale * kLog2E;
 
-    Mma::Acc output[kParts][kColumns / kTile] = {};
+    Mma::Acc output[kHeadDim / kTile] = {};
     Mma::Acc scores[kKeys / kTile] = {};
     uint32_t weights[kKeys / kTile][4];
     float highest[2] = {kLowestScore, kLowestScore}, total[2] = {};
@@ -185,28 +176,19 @@ class WarpgroupAttention {
                             int column_bytes) __attribute__((always_inline)) {
           return warpgroup::behind(whole, dim / 4 * column_bytes + dim % 4 * 32);
         };
+        const warpgroup::Descriptor from =
+            at(own_queries, SwizzledTile<kAttentionRows>::kColumnBytes);
         const warpgroup::Descriptor keys_at = at(tile, SwizzledTile<kKeys>::kColumnBytes);
-        if constexpr (kQueriesInLds) {
-          const warpgroup::Descriptor from =
-              at(own_queries, SwizzledTile<kAttentionRows>::kColumnBytes);
-          dim == 0 ? warpgroup::multiply<false>(scores, from, keys_at)
-                   : warpgroup::multiply(scores, from, keys_at);
-        } else {
-          dim == 0 ? warpgroup::multiply<false>(scores, queries[dim], keys_at)
-                   : warpgroup::multiply(scores, queries[dim], keys_at);
-        }
+        dim == 0 ? warpgroup::multiply<false>(scores, from, keys_at)
+                 : warpgroup::multiply(scores, from, keys_at);
       }
       warpgroup::commit();
     };
     const auto begin_output = [&](warpgroup::Descriptor tile) __attribute__((always_inline)) {
 #pragma unroll
       for (int key = 0; key < kKeys / kTile; ++key) {
-#pragma unroll
-        for (int part = 0; part < kParts; ++part) {
-          const int bytes = part * kColumns / 64 * SwizzledTile<kKeys>::kColumnBytes;
-          warpgroup::multiply<true, true>(output[part], weights[key],
-                                          warpgroup::behind(tile, bytes + key * kTile * 128));
-        }
+        warpgroup::multiply<true, true>(output, weights[key],
+                                        warpgroup::behind(tile, key * kTile * 128));
       }
       warpgroup::commit();
     };
@@ -229,40 +211,42 @@ class WarpgroupAttention {
     }
     int buffer = 0;
     // Values and the next keys are there after this, and what was before them is read.
-    const auto arrive = [&](int next) __attribute__((always_inline)) {
+    const auto arrive = [&]() __attribute__((always_inline)) {
       async_wait();
       warpgroup::publish();
       __syncthreads();
-      if (next < end) copy(values, next, v_tile(1 - buffer));
-      if (next + kKeys < end) copy(keys, next + kKeys, k_tile(buffer));
-      async_commit();
       warpgroup::begin();
     };
-    int next = begin + kKeys;
-    for (; next < end; next += kKeys) {
-      arrive(next);
+    for (int next = begin + kKeys; next < end; next += kKeys) {
+      arrive();
       begin_scores(k_tile(1 - buffer).descriptor());
       begin_output(v_tile(buffer).descriptor());
+      // Products are under way while addresses are computed.
+      copy(values, next, v_tile(1 - buffer));
+      if (next + kKeys < end) copy(keys, next + kKeys, k_tile(buffer));
+      async_commit();
       warpgroup::wait<1>();
       warpgroup::receive(scores);
       weigh(next);
-      warpgroup::wait<0>();
-      receive(output);
+      // In both branches, so that no compiler lets weights wait for what they do not need.
       if (ballot(raised[0] < 1.0f || raised[1] < 1.0f) != 0) {
+        warpgroup::wait<0>();
+        warpgroup::receive(output);
 #pragma unroll
-        for (int i = 0; i < kHeadDim / 2; ++i) {
-          output[i / (kColumns / 2)][i / 8 % (kColumns / kTile)].value[i % 8] *= raised[i / 2 % 2];
-        }
+        for (int i = 0; i < kHeadDim / 2; ++i) output[i / 8].value[i % 8] *= raised[i / 2 % 2];
+      } else {
+        warpgroup::wait<0>();
+        warpgroup::receive(output);
       }
       pack();
       buffer = 1 - buffer;
     }
     if (begin < end) {
-      arrive(next);
+      arrive();
       begin_output(v_tile(buffer).descriptor());
       warpgroup::wait<0>();
     }
-    receive(output);
+    warpgroup::receive(output);
 
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -282,8 +266,7 @@ class WarpgroupAttention {
       const int64_t start = result * kHeadDim + lane_id() % 4 * 2;
 #pragma unroll
       for (int i = 0; i < kHeadDim / 8; ++i) {
-        const float* pair =
-            output[i * 8 / kColumns][i / 2 % (kColumns / kTile)].value + i % 2 * 4 + 2 * r;
+        const float* pair = output[i / 2].value + i % 2 * 4 + 2 * r;
         const Vec<float, 2> two{pair[0] * inverse, pair[1] * inverse};
         float* const f32 = count > 1 ? splits.partial : out_f32;
         if (f32) *reinterpret_cast<Vec<float, 2>*>(f32 + start + 8 * i) = two;
@@ -296,22 +279,61 @@ class WarpgroupAttention {
   }
 
  private:
-  static __device__ __forceinline__ void receive(Mma::Acc (&output)[kParts][kColumns / kTile]) {
-#pragma unroll
-    for (auto& part : output) warpgroup::receive(part);
-  }
+  // Keys or values of a head in the cache. A lane copies a chunk of 16 bytes of every kRows-th row:
+  // all that differs between its rows of a block is known to the compiler.
+  class CachedRows {
+   public:
+    __device__ __forceinline__ CachedRows(const half* data, int head, int heads)
+        : data_(data + (head * kBlockTokens + own_row()) * kHeadDim + own_chunk() * 8),
+          block_bytes_(heads * kBlockTokens * kHeadDim * static_cast<int>(sizeof(half))) {}
 
-  template <class Cache>
-  static __device__ __forceinline__ void copy(const Cache& cache, int first_token,
-                                              SwizzledTile<kKeys> tile) {
-    constexpr int kChunks = kHeadDim / 8;
+    // Begins to copy the rows of kTileBlocks blocks.
+    __device__ __forceinline__ void copy(const int32_t* blocks, SwizzledTile<kKeys> tile) const {
+      half* const to = tile.chunk(own_row(), own_chunk());
+      int32_t read[kTileBlocks];
 #pragma unroll
-    for (int i = 0; i < kKeys * kChunks / kPrefillThreads; ++i) {
-      const int index = i * kPrefillThreads + threadIdx.x;
-      const int row = index / kChunks, chunk = index % kChunks;
-      async_copy16(tile.chunk(row, chunk), cache.address(cache.row(first_token + row), chunk * 8));
+      for (int block = 0; block < kTileBlocks; ++block) read[block] = blocks[block];
+#pragma unroll
+      for (int block = 0; block < kTileBlocks; ++block) {
+        const half* const from = of_block(read[block]);
+#pragma unroll
+        for (int row = 0; row < kBlockTokens; row += kRows) {
+          warpgroup::async_copy<16>(to + (block * kBlockTokens + row) * 64, from + row * kHeadDim);
+        }
+      }
     }
-  }
+
+    // Begins to copy `tokens` rows, fewer than a tile has, and zeros behind them.
+    __device__ __forceinline__ void copy_rest(const int32_t* blocks, int tokens,
+                                              SwizzledTile<kKeys> tile) const {
+      half* const to = tile.chunk(own_row(), own_chunk());
+#pragma unroll 1
+      for (int row = 0; row < kKeys; row += kRows) {
+        const int block = min(row, tokens - 1) / kBlockTokens;
+        warpgroup::async_copy<16>(to + row * 64,
+                                  of_block(blocks[block]) + row % kBlockTokens * kHeadDim,
+                                  row + own_row() < tokens);
+      }
+    }
+
+   private:
+    static constexpr int kChunks = kHeadDim / 8;
+    static constexpr int kRows = kPrefillThreads / kChunks;  // at once
+    // Rows so far apart lie alike in the swizzle.
+    static_assert(kBlockTokens % kRows == 0 && kRows % 8 == 0);
+
+    static __device__ __forceinline__ int own_row() { return threadIdx.x / kChunks; }
+    static __device__ __forceinline__ int own_chunk() { return threadIdx.x % kChunks; }
+
+    // One multiplication of 32 bits.
+    __device__ __forceinline__ const half* of_block(int32_t block) const {
+      return data_ +
+             static_cast<uint64_t>(static_cast<uint32_t>(block)) * block_bytes_ / sizeof(half);
+    }
+
+    const half* data_;
+    uint32_t block_bytes_;
+  };
 };
 
 }  // namespace rf

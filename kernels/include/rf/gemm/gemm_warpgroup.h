@@ -3,7 +3,8 @@
 // W is their left operand, so that each lane unpacks weights of two rows of W straight into
 // registers, and nothing but x goes through LDS. The matrix unit multiplies while lanes
 // unpack the next weights. A block takes 256 rows of x, so that each weight is unpacked once for as
-// many.
+// many; or 272, with a second instruction, where 256 would leave a few rows to blocks of their own,
+// which take as long as others: a lane unpacks as much for them.
 #pragma once
 
 #include "rf/gemm/gemm_block.h"
@@ -12,16 +13,17 @@
 
 namespace rf {
 
-inline constexpr int kWideTileRows = 256;
+inline constexpr int kWideTileRows = 272;  // at most
+inline constexpr int kInstructionRows = 256;
 
 #if RF_WARPGROUPS
 
-template <class Format>
+template <class Format, int kTileRows>
 class WarpgroupGemm {
-  static constexpr int kTileRows = kWideTileRows;
+  static constexpr int kRowTiles = kTileRows / 16, kFirstRowTiles = kInstructionRows / 16;
   static constexpr int kWaves = 8;
   // Each wave has the sums of 16 columns of y.
-  using Block = GemmBlock<kTileRows, kWaves, kWaves, true, kTileRows / 16>;
+  using Block = GemmBlock<kTileRows, kWaves, kWaves, true, kRowTiles>;
   using Accumulators = Block::Accumulators;
 
   static constexpr int kStepQuantBlocks = 2;  // 64 elements, the width of a tile of x
@@ -59,7 +61,7 @@ class WarpgroupGemm {
     }
     typename Weights::Held held[2] = {weights.load(begin, end), weights.load(begin + 1, end)};
     uint32_t unpacked[kPieces][4];
-    Mma::Acc sums[kTileRows / 16] = {};
+    Mma::Acc sums[kRowTiles] = {};
     typename Weights::Factors factors[2] = {weights.factors(held[0], begin)};
 #pragma unroll
     for (int piece = 0; piece < kAhead; ++piece) {
@@ -79,7 +81,7 @@ class WarpgroupGemm {
 #pragma unroll
         for (int piece = 0; piece < kPieces; ++piece) {
           warpgroup::begin();
-          warpgroup::multiply(sums, unpacked[piece], warpgroup::behind(descriptor, piece * 32));
+          multiply(sums, unpacked[piece], warpgroup::behind(descriptor, piece * 32));
           warpgroup::commit();
           warpgroup::wait<kAhead>();
           const int next = (piece + kAhead) % kPieces;
@@ -107,6 +109,18 @@ class WarpgroupGemm {
   }
 
  private:
+  static __device__ __forceinline__ void multiply(Mma::Acc (&sums)[kRowTiles],
+                                                  const uint32_t (&weights)[4],
+                                                  warpgroup::Descriptor x) {
+    using First = Mma::Acc[kFirstRowTiles];
+    warpgroup::multiply(reinterpret_cast<First&>(sums), weights, x);
+    if constexpr (kRowTiles > kFirstRowTiles) {
+      using Rest = Mma::Acc[kRowTiles - kFirstRowTiles];
+      warpgroup::multiply(reinterpret_cast<Rest&>(sums[kFirstRowTiles]), weights,
+                          warpgroup::behind(x, kInstructionRows * 128));
+    }
+  }
+
   // Copies tiles of x, without rows beyond the last, whose results nobody asks for.
   class Activations {
    public:
@@ -116,7 +130,7 @@ class WarpgroupGemm {
                     kQuantBlock +
                 own_chunk() * 8),
           stride_(kRowsAtOnce * arguments.quant_blocks * kQuantBlock),
-          rows_(arguments.rows - arguments.first_row - own_row()) {}
+          rows_(min(arguments.rows - arguments.first_row, kTileRows) - own_row()) {}
 
     __device__ __forceinline__ void start(int step, Tile tile) const {
 #pragma unroll
@@ -129,7 +143,7 @@ class WarpgroupGemm {
 
    private:
     static constexpr int kRowsAtOnce = kThreads * 8 / kStepK;
-    static constexpr int kCopies = kTileRows / kRowsAtOnce;
+    static constexpr int kCopies = (kTileRows + kRowsAtOnce - 1) / kRowsAtOnce;
     static_assert(kRowsAtOnce % 8 == 0);
 
     static __device__ __forceinline__ int own_row() { return threadIdx.x / (kStepK / 8); }
@@ -275,6 +289,30 @@ class WarpgroupGemm {
     Format rows_[2];
     Format own_;
   };
+};
+
+// Takes the larger tiles where there are too few blocks for smaller ones to cover the rows.
+template <class Format>
+class WideGemm {
+  using Small = WarpgroupGemm<Format, kInstructionRows>;
+  using Large = WarpgroupGemm<Format, kWideTileRows>;
+
+ public:
+  union Lds {
+    typename Small::Lds small;
+    typename Large::Lds large;
+  };
+
+  static __device__ __forceinline__ void run(GemmArguments arguments, Lds& lds) {
+    const int tile = static_cast<int>(blockIdx.x);
+    if (static_cast<int>(gridDim.x) * kInstructionRows >= arguments.rows) {
+      arguments.first_row = tile * kInstructionRows;
+      Small::run(arguments, lds.small);
+    } else {
+      arguments.first_row = tile * kWideTileRows;
+      Large::run(arguments, lds.large);
+    }
+  }
 };
 
 #endif

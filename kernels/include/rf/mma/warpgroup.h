@@ -19,6 +19,12 @@ namespace warpgroup {
 
 inline constexpr unsigned kTileAlignment = 1024, kPlainAlignment = 128;  // bytes, in LDS
 
+// Which four waves of the block these are, from 0 on; the same register for all lanes, so that
+// descriptors that follow from it are, too.
+__device__ __forceinline__ int own_index() {
+  return static_cast<int>(platform::shfl_word(wave_id() / 4, 0));
+}
+
 // Before the first instruction, and where registers of operands have changed.
 __device__ __forceinline__ void begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 // Ends a group of instructions.

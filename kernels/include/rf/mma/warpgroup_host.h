@@ -32,6 +32,7 @@ __forceinline__ Descriptor behind(Descriptor descriptor, int bytes) {
   return descriptor;
 }
 
+__forceinline__ int own_index() { return wave_id() / 4; }
 __forceinline__ void begin() { rf_host_warpgroup_begin(); }
 __forceinline__ void commit() { rf_host_warpgroup_commit(); }
 template <int kGroups>

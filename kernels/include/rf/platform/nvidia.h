@@ -180,7 +180,7 @@ __device__ __forceinline__ Vec<uint32_t, 4> load_matrices(const void* row) {
 }  // namespace platform
 
 // ex2.approx, lg2.approx, ...: within 2 ULP.
-__device__ __forceinline__ float exp2(float x) { return __nvvm_ex2_approx_f(x); }
+__device__ __forceinline__ float exp2(float x) { return __nvvm_ex2_approx_ftz_f(x); }
 __device__ __forceinline__ float log2(float x) { return __nvvm_lg2_approx_f(x); }
 __device__ __forceinline__ float sqrt(float x) { return __nvvm_sqrt_approx_f(x); }
 __device__ __forceinline__ float rsqrt(float x) { return __nvvm_rsqrt_approx_f(x); }

@@ -113,10 +113,10 @@ class GemmKernels:
         }
         if wide is not None and shape.tile_rows == WIDE_GEMM_ROWS:
             wide.launch(grid, wide.max_threads, **arguments)
-            return out
-        kernel = self._gemms[matrix.format.name, self._tile_rows(x.rows, matrix, shape)]
-        no_groups: dict[str, Any] = {"places": None, "tiles": None, "sources": None}
-        kernel.launch(grid, kernel.max_threads, **arguments, **no_groups, expert_bytes=0)
+        else:
+            kernel = self._gemms[matrix.format.name, self._tile_rows(x.rows, matrix, shape)]
+            no_groups: dict[str, Any] = {"places": None, "tiles": None, "sources": None}
+            kernel.launch(grid, kernel.max_threads, **arguments, **no_groups, expert_bytes=0)
         if partial is None:
             return out
         if leaves_splits and matrix.stored_rows == matrix.out_features:
