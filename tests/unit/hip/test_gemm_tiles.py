@@ -1,4 +1,4 @@
-"""Which kernel multiplies up to 16 rows as halves."""
+"""Which kernel multiplies rows as halves, and what becomes of splits of K."""
 
 from __future__ import annotations
 
@@ -30,16 +30,17 @@ class _Kernel:
 
 
 class _Library:
-    """Has every kernel but those for very many rows."""
+    """Has every kernel, or all but those for very many rows."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, has_wide: bool = False) -> None:
         self.launched: list[tuple[str, Any]] = []
+        self._has_wide = has_wide
 
     def kernel(self, name: str, arguments: Any) -> _Kernel:
         return _Kernel(name, self.launched)
 
     def has(self, name: str) -> bool:
-        return False
+        return self._has_wide
 
 
 def gemm_of(library: _Library, name: str, geometry: Geometry, arena: Any = None) -> GemmKernels:
@@ -72,15 +73,21 @@ def test_up_to_sixteen_rows_go_where_weights_come_through_lds(
     assert library.launched == [(f"rf_gemm_{name}_m{tile}", (1, 224, 1))]
 
 
+@pytest.mark.parametrize(
+    ("rows", "kernel"), [(64, "rf_gemm_q4_k_m64"), (1038, "rf_gemm_wide_q4_k")]
+)
 @pytest.mark.parametrize("taken", [False, True])
-def test_what_splits_left_is_added_up_before_others_take_its_place(taken: bool) -> None:
-    library, arena = _Library(), SimpleNamespace(gemm_partial=DeviceArray(0, (1,), F32))
+def test_what_splits_left_is_added_up_before_others_take_its_place(
+    rows: int, kernel: str, *, taken: bool
+) -> None:
+    library = _Library(has_wide=True)
+    arena = SimpleNamespace(gemm_partial=DeviceArray(0, (1,), F32))
     gemm = gemm_of(library, "q4_k", Geometry(132), arena)
-    matrix = Matrix(DeviceArray(0, (1,), F32), FORMATS["q4_k"], 4096, 4096, 4096)
+    matrix = Matrix(DeviceArray(0, (1,), F32), FORMATS["q4_k"], 2048, 4096, 2048)
 
     def product() -> Activation:
-        result = Forms(f32=DeviceArray(0, (64, 4096), F32))
-        x = Activation(result, 64, 4096, f16=DeviceArray(0, (64, 4096), F32))
+        result = Forms(f32=DeviceArray(0, (rows, 2048), F32))
+        x = Activation(result, rows, 4096, f16=DeviceArray(0, (rows, 4096), F32))
         return gemm.multiply(x, matrix, result, None, NOT_GATED, half=False, leaves_splits=True)
 
     first = product()
@@ -90,7 +97,7 @@ def test_what_splits_left_is_added_up_before_others_take_its_place(taken: bool) 
         gemm.take(first)
     second = product()
     names = [name for name, _ in library.launched]
-    assert names == ["rf_gemm_q4_k_m64", *(() if taken else ("rf_gemm_sum",)), "rf_gemm_q4_k_m64"]
+    assert names == [kernel, *(() if taken else ("rf_gemm_sum",)), kernel]
     assert (first.f32 is None) == taken
     assert isinstance(second, UnmadeSplits)
     assert gemm.make(second).f32 is not None
