@@ -20,13 +20,12 @@ struct HeadCache<Activated, kHeadDim> {
   int64_t stride;    // halves between tokens
   int tokens;
 
-  // Tokens beyond the last are the last one again.
-  __device__ __forceinline__ int64_t row(int token) const { return min(token, tokens - 1); }
-  __device__ __forceinline__ const half* address(int64_t row, int dim) const {
-    return data + row * stride + dim;
+  // Tokens beyond the last are the last one again. first: of the tile.
+  __device__ __forceinline__ const half* address(int first, int token, int dim) const {
+    return data + static_cast<int64_t>(min(first + token, tokens - 1)) * stride + dim;
   }
-  __device__ __forceinline__ Vec<half, 8> eight(int token, int dim) const {
-    return load16(address(row(token), dim));
+  __device__ __forceinline__ Vec<half, 8> eight(int first, int token, int dim) const {
+    return load16(address(first, token, dim));
   }
 };
 

@@ -146,29 +146,25 @@ __device__ __forceinline__ void attention_prefill(const PrefillInput& in,
     }
   }
 
-  const int32_t* blocks = cache.blocks_of(sequence);
-  const HeadCache<Key, kKeyDim> keys{cache.k, cache.k_scale,  blocks,
-                                     kv_head, cache.kv_heads, context};
+  const CachedTokens tokens_of{cache.blocks_of(sequence), context, kv_head, cache.kv_heads};
+  const HeadCache<Key, kKeyDim> keys{cache.k, cache.k_scale};
   constexpr int kValueRow = kValuesInKeys ? kKeyDim : kValueDim;
   static_assert(!CacheType<Stored>::kPacksValues || kColumns % kTurned == 0);
   const HeadCache<Value, kValueRow> values{
-      cache.v + (kValueRow - kValueDim + first_column) / kPacked<Value>,
-      cache.v_scale,
-      blocks,
-      kv_head,
-      cache.kv_heads,
-      context};
+      cache.v + (kValueRow - kValueDim + first_column) / kPacked<Value>, cache.v_scale};
   KeyLoader key_loader;
   ValueLoader value_loader;
   TileSoftmax<kColumns> softmax[kWaveTiles];
   for (auto& tile : softmax) tile.reset();
   const float factor = in.rule.scale * kLog2E;
 
-  if (!kMaySplit || begin < end) key_loader.start(keys, begin, k_tile);
+  TileRows<kKeys> rows_now = tokens_of.tile<kKeys>(begin);
+  TileRows<kKeys> rows_next = tokens_of.tile<kKeys>(begin + kKeys);
+  if (!kMaySplit || begin < end) key_loader.start(keys, rows_now, k_tile);
   for (int base = begin; base < end; base += kKeys) {
     key_loader.finish(k_tile);
     __syncthreads();  // K is there; all waves are done with the last V
-    value_loader.start(values, base, v_tile);
+    value_loader.start(values, rows_now, v_tile);
 
     const bool visible = base < wave_end && base + kKeys > first_visible(wave_first, in.window);
     typename MatrixUnit::B weights[kWaveTiles][kKeyTiles];
@@ -206,7 +202,7 @@ __device__ __forceinline__ void attention_prefill(const PrefillInput& in,
 
     value_loader.finish(v_tile);
     __syncthreads();  // V is there; all waves are done with K
-    if (base + kKeys < end) key_loader.start(keys, base + kKeys, k_tile);
+    if (base + kKeys < end) key_loader.start(keys, rows_next, k_tile);
 
     if (visible) {
 #pragma unroll
@@ -222,6 +218,8 @@ __device__ __forceinline__ void attention_prefill(const PrefillInput& in,
         }
       }
     }
+    rows_now = rows_next;
+    rows_next = tokens_of.tile<kKeys>(base + 2 * kKeys);
   }
 
 #pragma unroll

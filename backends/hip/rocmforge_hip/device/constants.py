@@ -21,7 +21,7 @@ GATE_ROWS: Final = 16
 GEMM_COLUMNS: Final = 128
 """Stored rows of a matrix that a block of GEMM multiplies with."""
 WIDE_GEMM_ROWS: Final = 272
-"""Of activations, that a block of GEMM takes where there are kernels for very many."""
+"""Of activations, that a block of GEMM takes at most where there are kernels for very many."""
 STREAMED_ROWS: Final = 8
 """Of activations, slices included, that int8 products multiply whose waves copy weights ahead."""
 STREAMED_QUANT_BLOCKS: Final = 224

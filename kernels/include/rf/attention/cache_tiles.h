@@ -23,27 +23,76 @@ __device__ __forceinline__ Vec<half, 8> load_eight(const uint32_t* from, float s
   return result;
 }
 
-// Where the keys or the values of one sequence and head lie; kHeadDim elements a token. Of packed
-// values, lanes side by side ask for elements side by side, as they are turned back together.
+// Where the rows of a tile of kKeys tokens lie in the cache. All lanes have the same, from a
+// look-up for each block of tokens and before the tile is asked for: so a lane's row takes it a few
+// instructions, and nobody waits for the block table.
+template <int kKeys>
+struct TileRows {
+  static constexpr int kBlocks = kKeys > kBlockTokens ? kKeys / kBlockTokens : 1;
+  static_assert(kBlocks <= 2);
+
+  int64_t first[kBlocks];  // of the tokens of a block
+  int last[kBlocks];       // from there on, of the context
+
+  static __device__ __forceinline__ bool is_second(int token) {
+    return kBlocks > 1 && token >= kBlockTokens;
+  }
+  __device__ __forceinline__ int64_t block(int token) const {
+    return is_second(token) ? first[kBlocks - 1] : first[0];
+  }
+  // Tokens beyond the context are the last one again: what follows it was never written.
+  __device__ __forceinline__ uint32_t offset(int token) const {
+    return min(kBlocks > 1 ? token % kBlockTokens : token,
+               is_second(token) ? last[kBlocks - 1] : last[0]);
+  }
+};
+
+// The tokens of a sequence, and a head of their cache.
+struct CachedTokens {
+  const int32_t* blocks;
+  int context;
+  int kv_head, kv_heads;
+
+  // The tile of kKeys tokens from `first_token` on, a multiple of these.
+  template <int kKeys>
+  __device__ __forceinline__ TileRows<kKeys> tile(int first_token) const {
+    TileRows<kKeys> rows;
+#pragma unroll
+    for (int i = 0; i < TileRows<kKeys>::kBlocks; ++i) {
+      const int token = min(first_token + i * kBlockTokens, context - 1);
+      rows.first[i] =
+          cache_row(blocks[token / kBlockTokens], token % kBlockTokens, kv_head, kv_heads);
+      rows.last[i] = context - 1 - token;
+    }
+    return rows;
+  }
+};
+
+// Keys or values of the cache; kHeadDim elements a row. Of packed values, lanes side by side ask
+// for elements side by side, as they are turned back together.
 template <class Stored, int kHeadDim>
 struct HeadCache {
   const Stored* data;
   const float* scale;
-  const int32_t* blocks;
-  int kv_head, kv_heads;
-  int context;
 
-  // Tokens beyond the context are the last one again: what follows it was never written.
-  __device__ __forceinline__ int64_t row(int token) const {
-    token = min(token, context - 1);
-    return cache_row(blocks[token / kBlockTokens], token % kBlockTokens, kv_head, kv_heads);
+  template <class Rows>
+  __device__ __forceinline__ const Stored* address(const Rows& rows, int token, int dim) const {
+    const Stored* const block = data + rows.block(token) * kHeadDim / kPacked<Stored>;
+    return behind(block, (rows.offset(token) * kHeadDim + dim) / kPacked<Stored>);
   }
-  __device__ __forceinline__ const Stored* address(int64_t row, int dim) const {
-    return data + (row * kHeadDim + dim) / kPacked<Stored>;
+  template <class Rows>
+  __device__ __forceinline__ Vec<half, 8> eight(const Rows& rows, int token, int dim) const {
+    const Stored* const from = address(rows, token, dim);
+    if constexpr (sizeof(Stored) == 2) return load_eight(from, 1.0f);
+    return load_eight(from, *behind(scale + rows.block(token), rows.offset(token)));
   }
-  __device__ __forceinline__ Vec<half, 8> eight(int token, int dim) const {
-    const int64_t own = row(token);
-    return load_eight(address(own, dim), sizeof(Stored) == 2 ? 1.0f : scale[own]);
+
+ private:
+  // With bytes counted in 32 bits, an instruction adds them to what all lanes have in common.
+  template <class T>
+  static __device__ __forceinline__ const T* behind(const T* common, uint32_t elements) {
+    const auto bytes = static_cast<uint32_t>(elements * sizeof(T));
+    return reinterpret_cast<const T*>(reinterpret_cast<const char*>(common) + bytes);
   }
 };
 
@@ -55,17 +104,16 @@ class RowLoader {
   static constexpr int kHalves = kKeys * RowTile<kColumns>::kStride;
   using Tile = RowTile<kColumns>;
 
-  template <class Cache>
-  __device__ __forceinline__ void start(const Cache& cache, int first_token, Tile tile) {
+  template <class Cache, class Rows>
+  __device__ __forceinline__ void start(const Cache& cache, const Rows& rows, Tile tile) {
 #pragma unroll
     for (int i = 0; i < kCopies; ++i) {
       if (!in_tile(i)) continue;
-      const int token = first_token + row_of(i);
       if constexpr (kAsync) {
-        const half* from = cache.address(cache.row(token), chunk_of(i) * 8);
+        const half* from = cache.address(rows, row_of(i), chunk_of(i) * 8);
         async_copy16(tile.chunk(row_of(i), chunk_of(i)), from);
       } else {
-        copied_[i] = cache.eight(token, chunk_of(i) * 8);
+        copied_[i] = cache.eight(rows, row_of(i), chunk_of(i) * 8);
       }
     }
   }
@@ -103,15 +151,15 @@ class TransposingLoader {
   static constexpr int kHalves = kColumns * TransposedTile<kKeys>::kStride;
   using Tile = TransposedTile<kKeys>;
 
-  template <class Cache>
-  __device__ __forceinline__ void start(const Cache& cache, int first_token, Tile) {
+  template <class Cache, class Rows>
+  __device__ __forceinline__ void start(const Cache& cache, const Rows& rows, Tile) {
 #pragma unroll
     for (int i = 0; i < kCopies; ++i) {
       if (!in_tile(i)) continue;
 #pragma unroll
       for (int k = 0; k < 4; ++k) {
-        const int token = first_token + mma::MatrixUnit::key_at(quad_of(i) * 4 + k);
-        copied_[i][k] = cache.eight(token, chunk_of(i) * 8);
+        const int token = mma::MatrixUnit::key_at(quad_of(i) * 4 + k);
+        copied_[i][k] = cache.eight(rows, token, chunk_of(i) * 8);
       }
     }
   }
