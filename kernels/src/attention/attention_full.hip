@@ -21,11 +21,11 @@ struct HeadCache<Activated, kHeadDim> {
   int tokens;
 
   // Tokens beyond the last are the last one again. first: of the tile.
-  __device__ __forceinline__ const half* address(int first, int token, int dim) const {
-    return data + static_cast<int64_t>(min(first + token, tokens - 1)) * stride + dim;
+  __device__ __forceinline__ const half* address(int first, int token, int more, int dim) const {
+    return data + static_cast<int64_t>(min(first + token + more, tokens - 1)) * stride + dim;
   }
-  __device__ __forceinline__ Vec<half, 8> eight(int first, int token, int dim) const {
-    return load16(address(first, token, dim));
+  __device__ __forceinline__ Vec<half, 8> eight(int first, int token, int more, int dim) const {
+    return load16(address(first, token, more, dim));
   }
 };
 

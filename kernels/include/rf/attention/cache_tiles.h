@@ -40,10 +40,12 @@ struct TileRows {
   __device__ __forceinline__ int64_t block(int token) const {
     return is_second(token) ? first[kBlocks - 1] : first[0];
   }
-  // Tokens beyond the context are the last one again: what follows it was never written.
-  __device__ __forceinline__ uint32_t offset(int token) const {
-    return min(kBlocks > 1 ? token % kBlockTokens : token,
-               is_second(token) ? last[kBlocks - 1] : last[0]);
+  // Tokens beyond the context are the last one again: what follows it was never written. `more` is
+  // the same for all lanes, so that none keeps the sum in a register.
+  __device__ __forceinline__ uint32_t offset(int token, int more) const {
+    if constexpr (kBlocks == 1) return min(token, last[0] - more) + more;
+    return min((token + more) % kBlockTokens,
+               is_second(token + more) ? last[kBlocks - 1] : last[0]);
   }
 };
 
@@ -75,16 +77,19 @@ struct HeadCache {
   const Stored* data;
   const float* scale;
 
+  // Of token + more; as TileRows::offset().
   template <class Rows>
-  __device__ __forceinline__ const Stored* address(const Rows& rows, int token, int dim) const {
-    const Stored* const block = data + rows.block(token) * kHeadDim / kPacked<Stored>;
-    return behind(block, (rows.offset(token) * kHeadDim + dim) / kPacked<Stored>);
+  __device__ __forceinline__ const Stored* address(const Rows& rows, int token, int more,
+                                                   int dim) const {
+    const Stored* const block = data + rows.block(token + more) * kHeadDim / kPacked<Stored>;
+    return behind(block, (rows.offset(token, more) * kHeadDim + dim) / kPacked<Stored>);
   }
   template <class Rows>
-  __device__ __forceinline__ Vec<half, 8> eight(const Rows& rows, int token, int dim) const {
-    const Stored* const from = address(rows, token, dim);
+  __device__ __forceinline__ Vec<half, 8> eight(const Rows& rows, int token, int more,
+                                                int dim) const {
+    const Stored* const from = address(rows, token, more, dim);
     if constexpr (sizeof(Stored) == 2) return load_eight(from, 1.0f);
-    return load_eight(from, *behind(scale + rows.block(token), rows.offset(token)));
+    return load_eight(from, *behind(scale + rows.block(token + more), rows.offset(token, more)));
   }
 
  private:
@@ -95,6 +100,12 @@ struct HeadCache {
     return reinterpret_cast<const T*>(reinterpret_cast<const char*>(common) + bytes);
   }
 };
+
+// Whether what a lane's rows are apart, which all lanes have in common, is added behind the
+// comparison with the end of the context. It saves registers that large heads have not, but takes
+// more of them with scales, and without matrix instructions (gfx906, gfx1030).
+template <class Stored>
+inline constexpr bool kAddsLate = sizeof(Stored) == 2 && mma::MatrixUnit::kLargeHeadKeys > kTile;
 
 // Copies rows of the cache, or the first kColumns elements of each, to an LDS tile with the same
 // rows. start() begins, finish() completes; between them the data is in flight.
@@ -110,10 +121,10 @@ class RowLoader {
     for (int i = 0; i < kCopies; ++i) {
       if (!in_tile(i)) continue;
       if constexpr (kAsync) {
-        const half* from = cache.address(rows, row_of(i), chunk_of(i) * 8);
+        const half* from = cache.address(rows, own_row(i), more(i), chunk_of(i) * 8);
         async_copy16(tile.chunk(row_of(i), chunk_of(i)), from);
       } else {
-        copied_[i] = cache.eight(rows, row_of(i), chunk_of(i) * 8);
+        copied_[i] = cache.eight(rows, own_row(i), more(i), chunk_of(i) * 8);
       }
     }
   }
@@ -140,6 +151,12 @@ class RowLoader {
   }
   static __device__ __forceinline__ int row_of(int i) { return index(i) / (kColumns / 8); }
   static __device__ __forceinline__ int chunk_of(int i) { return index(i) % (kColumns / 8); }
+  // Unless some lanes begin another row earlier.
+  static constexpr bool kIsEven = kPrefillThreads % (kColumns / 8) == 0 && kAddsLate<Stored>;
+  static __device__ __forceinline__ int own_row(int i) { return row_of(kIsEven ? 0 : i); }
+  static __device__ __forceinline__ int more(int i) {
+    return kIsEven ? i * (kPrefillThreads / (kColumns / 8)) : 0;
+  }
 
   Vec<half, 8> copied_[kAsync ? 1 : kCopies];
 };
@@ -158,8 +175,9 @@ class TransposingLoader {
       if (!in_tile(i)) continue;
 #pragma unroll
       for (int k = 0; k < 4; ++k) {
-        const int token = mma::MatrixUnit::key_at(quad_of(i) * 4 + k);
-        copied_[i][k] = cache.eight(rows, token, chunk_of(i) * 8);
+        const int more = kAddsLate<Stored> ? mma::MatrixUnit::key_at(k) : 0;
+        const int own = mma::MatrixUnit::key_at(quad_of(i) * 4 + k) - more;
+        copied_[i][k] = cache.eight(rows, own, more, chunk_of(i) * 8);
       }
     }
   }
