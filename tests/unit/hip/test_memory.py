@@ -26,13 +26,12 @@ from rocmforge_hip.device.driver import Driver
 from rocmforge_hip.device.memory import DeviceBuffer, HostCopies, Memory, spec
 from rocmforge_hip.load import memory_budget
 from rocmforge_hip.load.memory_budget import (
-    KEY_TILE,
     MemoryPlan,
     cache_block_bytes,
     cache_type,
     make_plan,
 )
-from rocmforge_hip.ops.geometry import GemmShape, Geometry
+from rocmforge_hip.ops.geometry import KEY_TILE, GemmShape, Geometry
 from rocmforge_hip.weights.placement import PlannedPart, plan_weights, storages, weight_bytes
 from tests.data.models.text import tiny_encoders
 from tests.data.models.text.model_files import write_model

@@ -27,7 +27,7 @@ from rocmforge_hip.device.records import mapped, total_bytes
 from rocmforge_hip.load.activation_plan import plan_activations
 from rocmforge_hip.ops.activations import ActivationArrays, StepLimits
 from rocmforge_hip.ops.cached_attention import LayerCache, stored_type
-from rocmforge_hip.ops.geometry import Geometry
+from rocmforge_hip.ops.geometry import KEY_TILE, Geometry
 from rocmforge_hip.ops.step.layout import StepLayout
 from rocmforge_hip.ops.step.needs import ListSizes
 from rocmforge_hip.ops.step.processor_arrays import UseSizes
@@ -43,9 +43,6 @@ from rocmforge_hip.weights.seats import host_bytes, table_bytes
 
 _MAX_BIASES: Final = 4096
 """Biased tokens of a row."""
-KEY_TILE: Final = 64
-"""Keys of the largest tile that attention takes from the cache: `attention_keys` in
-online_softmax.h, and kKeys in attention_warpgroup.h."""
 SMALL_MODEL: Final = 512 << 20
 """Bytes of weights, on all devices, up to which 16 bits of activations are kept by default.
 

@@ -41,7 +41,6 @@ _WHOLE_TOKENS: Final = ((7, 2048), (3, 1024), (0, 256))
 _ATTENTION_BLOCKS_PER_CU: Final = 4  # at most
 _PREFILL_BLOCKS_PER_CU: Final = 2  # at most
 _MIN_PREFILL_SPLIT: Final = 512  # tokens, so that putting splits together costs little beside
-_PREFILL_TILE: Final = 64  # keys of a tile at most (kernels/include/rf/attention/online_softmax.h)
 _SAMPLING_BLOCKS_PER_CU: Final = 2
 _MIN_PART_TOKENS: Final = 1024
 _MATRIX_ROWS: Final = 5  # below, GEMV was not measured to be slower
@@ -58,6 +57,9 @@ _LEAST_ROUTE_FEATURES: Final = 64  # of a part
 _LEAST_WIDE_ROWS: Final = 257  # of a GEMM; fewer are one block of so many
 _WIDE_STEP: Final = 2  # quant blocks that they multiply at once
 _LEAST_WIDE_QUANT_BLOCKS: Final = 32  # of a split, as a block's end takes as long as a dozen
+KEY_TILE: Final = 64
+"""Keys of the largest tile that attention takes from the cache: `attention_keys` in
+online_softmax.h, and kKeys in attention_warpgroup.h."""
 MATRIX_QUANT_BLOCKS: Final = 8
 """The least quant blocks in a row that int8 matrix instructions multiply."""
 
@@ -182,7 +184,7 @@ class Geometry:
         least = self.least_prefill_split or _MIN_PREFILL_SPLIT
         if wanted < 2 or context < 2 * least:
             return AttentionSplit(context, 1)
-        tokens = round_up(max(ceil_div(context, wanted), least), _PREFILL_TILE)
+        tokens = round_up(max(ceil_div(context, wanted), least), KEY_TILE)
         return AttentionSplit(tokens, ceil_div(context, tokens))
 
     def prefill_results(self) -> int:
