@@ -17,7 +17,7 @@ from tests.support.operands.linear import SILU, random_activation, random_layer
 pytestmark = pytest.mark.usefixtures("host_or_hopper")
 
 EPS = 1e-3  # so large that it counts
-STREAMED = ("q4_k", "q6_k")
+STREAMED = ("q4_k", "q6_k", "q8_0")
 
 
 def _norm_later(device: Device, in_features: int) -> tuple[tuple[DeviceArray, ...], DeviceArray]:
@@ -31,7 +31,7 @@ def _norm_later(device: Device, in_features: int) -> tuple[tuple[DeviceArray, ..
 @pytest.mark.parametrize(("in_features", "blocks"), [(2048, 3), (5120, 5), (2304, 19)])
 def test_matrices_of_several_formats(device: Device, in_features: int, blocks: int) -> None:
     rng = np.random.default_rng(1)
-    sizes = (("q6_k", 160), ("q4_k", 96), ("q6_k", 48))
+    sizes = (("q6_k", 160), ("q4_k", 96), ("q8_0", 48))
     layers = [random_layer(rng, name, rows, in_features) for name, rows in sizes]
     matrices = [
         (device.upload(layer.packed()), None, FORMAT_NUMBERS[name], layer)
@@ -62,9 +62,9 @@ def test_matrices_of_several_formats(device: Device, in_features: int, blocks: i
     assert found[1] == found[0]
 
 
+@pytest.mark.parametrize("name", ["q4_k", "q8_0"])
 @pytest.mark.parametrize("blocks", [1, 2, 5])
-def test_gate_and_up(device: Device, blocks: int) -> None:
-    name = "q4_k"
+def test_gate_and_up(device: Device, name: str, blocks: int) -> None:
     rng = np.random.default_rng(3)
     layer = random_layer(rng, name, 160, 2304, SILU)
     data = device.upload(layer.packed())

@@ -25,11 +25,11 @@ inline constexpr int kWaveChunks = kWave / kGroupRows;  // of a step
 template <class Format>
 struct Streamed;
 
-struct StreamedNibbles {  // the first 64 pieces
+struct StreamedCodes {  // the first 64 pieces
   template <class Copy>
-  static __device__ __forceinline__ void pieces(const Items<const U4>& nibbles, int first, int lane,
+  static __device__ __forceinline__ void pieces(const Items<const U4>& all, int first, int lane,
                                                 const Copy& copy) {
-    const U4* codes = &nibbles[2 * first];
+    const U4* codes = &all[2 * first];
     copy(lane, codes + lane);
     copy(32 + lane, codes + 32 + lane);
   }
@@ -39,12 +39,12 @@ struct StreamedNibbles {  // the first 64 pieces
 };
 
 template <>
-struct Streamed<Q4_K> : StreamedNibbles {
+struct Streamed<Q4_K> : StreamedCodes {
   static constexpr int kCount = 72;
   template <class Copy>
   static __device__ __forceinline__ void pieces(const Q4_K& rows, int first, int lane,
                                                 const Copy& copy) {
-    StreamedNibbles::pieces(rows.nibbles, first, lane, copy);
+    StreamedCodes::pieces(rows.nibbles, first, lane, copy);
     if (lane < 8) copy(64 + lane, &rows.header[first / 4] + lane);
   }
   static __device__ __forceinline__ Q4_K::Chunk chunk(const U4* pieces, int place, int row) {
@@ -54,12 +54,12 @@ struct Streamed<Q4_K> : StreamedNibbles {
 };
 
 template <>
-struct Streamed<Q6_K> : StreamedNibbles {
+struct Streamed<Q6_K> : StreamedCodes {
   static constexpr int kCount = 105;
   template <class Copy>
   static __device__ __forceinline__ void pieces(const Q6_K& rows, int first, int lane,
                                                 const Copy& copy) {
-    StreamedNibbles::pieces(rows.nibbles, first, lane, copy);
+    StreamedCodes::pieces(rows.nibbles, first, lane, copy);
     copy(64 + lane, &rows.pairs[first] + lane);
     if (lane < 8) copy(96 + lane, reinterpret_cast<const U4*>(&rows.scale[first]) + lane);
     if (lane == 8) copy(104, &rows.d[first / 4]);
@@ -70,6 +70,22 @@ struct Streamed<Q6_K> : StreamedNibbles {
             pieces[64 + place * kGroupRows + row],
             reinterpret_cast<const uint32_t*>(pieces + 96)[place * kGroupRows + row],
             reinterpret_cast<const half*>(pieces + 104)[row]};
+  }
+};
+
+template <>
+struct Streamed<Q8_0> : StreamedCodes {
+  static constexpr int kCount = 68;
+  template <class Copy>
+  static __device__ __forceinline__ void pieces(const Q8_0& rows, int first, int lane,
+                                                const Copy& copy) {
+    StreamedCodes::pieces(rows.codes, first, lane, copy);
+    if (lane < 4) copy(64 + lane, reinterpret_cast<const U4*>(&rows.d[first]) + lane);
+  }
+  static __device__ __forceinline__ Q8_0::Chunk chunk(const U4* pieces, int place, int row) {
+    const U4* own = codes(pieces, place, row);
+    return {{own[0], own[kGroupRows]},
+            reinterpret_cast<const half*>(pieces + 64)[place * kGroupRows + row]};
   }
 };
 

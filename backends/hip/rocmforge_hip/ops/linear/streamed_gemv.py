@@ -13,10 +13,10 @@ from rocmforge_hip.ops.geometry import Geometry
 from rocmforge_hip.ops.linear.gemv import GEMV_THREADS
 from rocmforge_hip.weights.formats import Matrix
 
-STREAMED: Final = frozenset({"q4_k", "q6_k"})
+STREAMED: Final = frozenset({"q4_k", "q6_k", "q8_0"})
 """The formats that `gemv_stream.h` knows."""
 
-_STREAMED_GATED: Final = frozenset({"q4_k"})
+_STREAMED_GATED: Final = frozenset({"q4_k", "q8_0"})
 
 
 class StreamedGemv:
