@@ -18,12 +18,20 @@ from typing import Final
 from rocmforge.checkpoint.locator import FilePart
 from rocmforge.errors import ModelLoadError
 
-THREADS: Final = 8
-"""How many reads the C library does at a time; the others wait for their turn.
+THREADS: Final = 10
+"""How many parts of reads the C library reads at a time; the others wait for their turn.
 
-A thread that finds the next read waiting need not be woken for it, and fewer leave more of the
+A thread that finds the next one waiting need not be woken for it, and fewer leave more of the
 processor and its memory to the thread that starts copies.
 """
+PARTS: Final = 4
+"""Of a long read, which several threads read at a time.
+
+It is there sooner so, and memory for few reads keeps all threads busy.
+"""
+_LEAST_PART: Final = 1 << 20
+"""Bytes of a part, unless it is the last; less takes hardly longer than to start it."""
+_PAGE: Final = 4096
 _NO_SIGNAL: Final = 1  # SIGEV_NONE
 
 
@@ -62,12 +70,8 @@ class FileRead:
     """One read after the other, each beside what this thread does meanwhile."""
 
     def __init__(self) -> None:
-        self._library = _library()
-        self._block = _ControlBlock(notify=_NO_SIGNAL)
-        self._address = ctypes.addressof(self._block)
-        self._list = (ctypes.c_void_p * 1)(self._address)
-        self._path: Path | None = None
-        self._is_running = False
+        self._parts = tuple(_PartRead() for _ in range(PARTS))
+        self._running = 0  # parts, the first ones
 
     def start(self, part: FilePart, address: int, nbytes: int) -> None:
         """Starts to read; nothing else may use the memory until `wait` or `close` has returned.
@@ -80,14 +84,12 @@ class FileRead:
         Raises:
             OSError: The file cannot be opened, or the system has no thread for it.
         """
-        assert not self._is_running
-        if part.path != self._path:
-            self._close_file()
-            self._block.descriptor = os.open(part.path, os.O_RDONLY | os.O_CLOEXEC)
-            self._path = part.path
-        self._block.address, self._block.nbytes = address, nbytes
-        self._block.offset = part.offset
-        self._go_on()
+        assert not self._running
+        step = max(-(-nbytes // (PARTS * _PAGE)) * _PAGE, _LEAST_PART)
+        for read, start in zip(self._parts, range(0, nbytes, step), strict=False):
+            count = min(step, nbytes - start)
+            read.start(part.path, part.offset + start, address + start, count)
+            self._running += 1
 
     def wait(self) -> None:
         """Waits until all bytes are there.
@@ -96,6 +98,40 @@ class FileRead:
             ModelLoadError: The file ends before.
             OSError: The system cannot read it.
         """
+        for read in self._parts[: self._running]:
+            read.wait()
+        self._running = 0
+
+    def close(self) -> None:
+        """Ends a read that is running, and closes the file."""
+        for read in self._parts:
+            read.close()
+
+
+class _PartRead:
+    """The reads of one of the parts."""
+
+    def __init__(self) -> None:
+        self._library = _library()
+        self._block = _ControlBlock(notify=_NO_SIGNAL)
+        self._address = ctypes.addressof(self._block)
+        self._list = (ctypes.c_void_p * 1)(self._address)
+        self._path: Path | None = None
+        self._is_running = False
+
+    def start(self, path: Path, offset: int, address: int, nbytes: int) -> None:
+        """Starts to read, as `FileRead.start`."""
+        assert not self._is_running
+        block = self._block
+        if path != self._path:
+            self._close_file()
+            block.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            self._path = path
+        block.address, block.nbytes, block.offset = address, nbytes, offset
+        self._go_on()
+
+    def wait(self) -> None:
+        """Waits until all bytes are there; raises as `FileRead.wait`."""
         block = self._block
         while self._is_running:
             count = self._finish()

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rocmforge.checkpoint.file_reads import THREADS, FileRead
+from rocmforge.checkpoint.file_reads import PARTS, THREADS, FileRead
 from rocmforge.checkpoint.locator import FilePart
 from rocmforge.errors import ModelLoadError
 from tests.support.models.loading import open_files
@@ -35,6 +35,20 @@ def test_parts_of_files_are_read_one_after_the_other(read: FileRead, tmp_path: P
         read.start(FilePart(path, offset), target.ctypes.data, 100)
         read.wait()
         assert target.tolist() == list(range(value + offset, value + offset + 100))
+
+
+@pytest.mark.parametrize("nbytes", [(1 << 20) + 1, 4 << 20, (9 << 20) + 4095])
+def test_a_long_read_is_read_in_parts(read: FileRead, tmp_path: Path, nbytes: int) -> None:
+    path, first = tmp_path / "long", 77
+    content = np.random.default_rng(0).integers(0, 256, first + nbytes, np.uint8)
+    path.write_bytes(content.tobytes())
+    target = np.zeros(nbytes + 1, np.uint8)
+    read.start(FilePart(path, first), target.ctypes.data, nbytes)
+    descriptors = [link for link in Path("/proc/self/fd").iterdir() if link.resolve() == path]
+    assert 2 <= len(descriptors) <= PARTS  # each part has its own
+    read.wait()
+    np.testing.assert_array_equal(target[:-1], content[first:])
+    assert target[-1] == 0
 
 
 def test_reads_run_beside_each_other(tmp_path: Path) -> None:
@@ -90,11 +104,14 @@ def test_what_arrives_in_parts_is_read_to_its_end(read: FileRead, tmp_path: Path
     assert target.tobytes() == b"beginend"
 
 
-def test_a_file_that_became_shorter_is_named(read: FileRead, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("size", "nbytes"), [(100, 60), (5 << 20, 4 << 20)])
+def test_a_file_that_became_shorter_is_named(
+    read: FileRead, tmp_path: Path, size: int, nbytes: int
+) -> None:
     path = tmp_path / "short"
-    path.write_bytes(bytes(100))
-    target = np.zeros(60, np.uint8)
-    read.start(FilePart(path, 41), target.ctypes.data, 60)
+    path.write_bytes(bytes(size))
+    target = np.zeros(nbytes, np.uint8)
+    read.start(FilePart(path, size - nbytes + 1), target.ctypes.data, nbytes)
     with pytest.raises(ModelLoadError, match="short became shorter while it was read"):
         read.wait()
 

@@ -2,7 +2,7 @@
 
 Pieces of the files are read into its places, beside what the thread does that owns the ring: it
 takes them in order and starts the copy of each. Little passes between them, as every microsecond
-of Python counts: a piece of 6 MiB is copied in 120 of them. So bytes that a file has are read by
+of Python counts: a piece of 8 MiB is copied in 150 of them. So bytes that a file has are read by
 threads of the C library, which never wait for the interpreter (`checkpoint/file_reads.py`), and
 only those that are computed by threads of Python.
 """
@@ -19,7 +19,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from rocmforge.checkpoint.file_reads import THREADS, FileRead
+from rocmforge.checkpoint.file_reads import PARTS, THREADS, FileRead
 from rocmforge.checkpoint.locator import FilePart
 from rocmforge_hip.device.driver import Driver
 from rocmforge_hip.device.memory import DeviceArray, Memory, spec
@@ -28,7 +28,7 @@ from rocmforge_hip.weights.formats import round_up
 Bytes = npt.NDArray[np.uint8]
 _NAME: Final = "loading weights"
 _COPIED: Final = 2  # pieces whose copy may be running while the next one is started
-RING: Final = THREADS + _COPIED + 2
+RING: Final = -(-THREADS // PARTS) + _COPIED + 2
 _PAGE: Final = 4096  # bytes
 _NOWHERE: Final = DeviceArray(0, (0,), np.dtype("u1"))
 

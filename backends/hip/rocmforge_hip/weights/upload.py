@@ -34,7 +34,7 @@ from rocmforge_hip.weights.staging import RING, Bytes, StagingBuffer, StagingPie
 _Group = list[tuple[PlannedVector, int]]
 """Vectors that travel together, each with its first element."""
 
-_CHUNK_BYTES: Final = 6 << 20
+_CHUNK_BYTES: Final = 8 << 20
 _REPACK_THREADS: Final = 256
 _VECTOR_ALIGN: Final = 64  # elements
 _GAP: Final = 256  # bytes before each matrix
