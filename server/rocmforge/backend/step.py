@@ -231,7 +231,7 @@ class StepInput:
         """Asserts that states before those of the last tokens are where kernels can write them."""
         kept = self.state_writes >= 0
         kept[last] = False
-        counts = np.diff(self.query_start)
+        counts = self.new_tokens
         owners = np.repeat(np.arange(self.num_sequences), counts)[kept]
         assert counts[owners].max(initial=0) <= MAX_KEPT_STATES, "states kept between many tokens"
         written = self.state_writes[kept]
@@ -246,6 +246,11 @@ class StepInput:
     def num_sequences(self) -> int:
         """Sequences, B."""
         return len(self.context_len)
+
+    @property
+    def new_tokens(self) -> Int32Array:
+        """New tokens of each sequence, int32 [B]."""
+        return self.query_start[1:] - self.query_start[:-1]
 
     @property
     def goes_on(self) -> BoolArray:
@@ -276,7 +281,7 @@ class StepInput:
         """The adapter of each token's sequence, [T]; empty if none has one."""
         if not len(self.adapters):
             return self.adapters
-        return np.repeat(self.adapters, np.diff(self.query_start))
+        return np.repeat(self.adapters, self.new_tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

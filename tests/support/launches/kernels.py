@@ -213,7 +213,7 @@ class Device:
         """The same without waiting, on a stream of hip-python's."""
         function, packer = self._function(kernel)
         try:
-            packed = packer.pack(args)
+            packed = packer.pack_in_order(args)
         except KernelArgumentError as error:
             raise KernelFault(error.message) from error
         result = hip.hipModuleLaunchKernel(

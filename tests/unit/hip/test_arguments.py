@@ -69,12 +69,12 @@ def integer(*, x: Pointer, rows: I32, count: I64, scale: I32) -> None:
 
 
 def test_arguments_lie_where_the_manifest_says() -> None:
-    packed = ArgumentPacker("rf_test", ARGUMENTS).pack((X, 3, 1 << 40, 0.5))
+    packed = ArgumentPacker("rf_test", ARGUMENTS).pack_in_order((X, 3, 1 << 40, 0.5))
     assert struct.unpack("<Qi4xqf", packed.data.raw[:28]) == (X.address, 3, 1 << 40, 0.5)
 
 
 def test_the_description_points_at_the_packed_bytes() -> None:
-    packed = ArgumentPacker("rf_test", ARGUMENTS).pack((X, 3, 4, 0.5))
+    packed = ArgumentPacker("rf_test", ARGUMENTS).pack_in_order((X, 3, 4, 0.5))
     entries = (ctypes.c_uint64 * 5).from_address(packed.extra_address)
     assert (entries[0], entries[2], entries[4]) == (1, 2, 3)  # pointer, size, end
     assert ctypes.string_at(entries[1], 8) == struct.pack("<Q", X.address)
@@ -83,7 +83,7 @@ def test_the_description_points_at_the_packed_bytes() -> None:
 
 def test_none_is_a_null_pointer_and_numpy_scalars_are_numbers() -> None:
     arguments = (None, np.int32(-1), np.int64(5), np.float32(2))
-    packed = ArgumentPacker("rf_test", ARGUMENTS).pack(arguments)
+    packed = ArgumentPacker("rf_test", ARGUMENTS).pack_in_order(arguments)
     assert struct.unpack("<Qi4xqf", packed.data.raw[:28]) == (0, -1, 5, 2.0)
 
 
@@ -103,12 +103,12 @@ def test_none_is_a_null_pointer_and_numpy_scalars_are_numbers() -> None:
 )
 def test_what_does_not_fit_is_refused(arguments: tuple[Any, ...], message: str) -> None:
     with pytest.raises(KernelArgumentError, match=message) as caught:
-        ArgumentPacker("rf_test", ARGUMENTS).pack(arguments)
+        ArgumentPacker("rf_test", ARGUMENTS).pack_in_order(arguments)
     assert caught.value.call == "rf_test"
 
 
 def packed_by_name(packer: ArgumentPacker, **arguments: Any) -> tuple[Any, ...]:
-    return struct.unpack("<Qi4xqf", packer.pack_named(arguments).data.raw[:28])
+    return struct.unpack("<Qi4xqf", packer.pack(arguments).data.raw[:28])
 
 
 def test_named_arguments_lie_where_the_manifest_says_whatever_their_order() -> None:
@@ -134,7 +134,7 @@ def test_a_launch_that_names_other_arguments_is_refused(
     arguments = {name: value for name, value in arguments.items() if value is not ...}
     packer = ArgumentPacker("rf_test", ARGUMENTS, lacking=("bias",))
     with pytest.raises(KernelArgumentError, match=message):
-        packer.pack_named(arguments)
+        packer.pack(arguments)
 
 
 def test_what_a_variant_lacks_may_be_none() -> None:
@@ -208,7 +208,7 @@ def test_a_record_stands_for_the_arguments_that_it_is_made_of() -> None:
     assert check_declaration("rf_norm", rf_norm, FORMS) == ()
     packer = ArgumentPacker("rf_norm", FORMS, records=records_of(rf_norm))
     out = Written(f16=X, q=Somewhere(0x20), q_lo_offset=7)
-    packed = packer.pack_named({"rows": 3, "out": out}).data.raw[:44]
+    packed = packer.pack({"rows": 3, "out": out}).data.raw[:44]
     assert struct.unpack("<i4xQQQQi", packed) == (3, 0, X.address, 0x20, 0, 7)
 
 
@@ -239,7 +239,7 @@ def test_arguments_of_a_record_may_be_called_like_its_attributes() -> None:
     assert check_declaration("rf_sum", rf_sum, PLACES) == ()
     packer = ArgumentPacker("rf_sum", PLACES, records=records_of(rf_sum))
     batch = Places(Somewhere(0x40), Somewhere(0x80))
-    packed = packer.pack_named({"count": 3, "batch": batch}).data.raw[:20]
+    packed = packer.pack({"count": 3, "batch": batch}).data.raw[:20]
     assert struct.unpack("<QQi", packed) == (0x40, 0x80, 3)
     with pytest.raises(KernelArgumentError, match="argument 1 is begins, but ends in"):
         check_declaration("rf_sum", rf_turned, PLACES)
@@ -250,4 +250,4 @@ def test_a_record_that_lacks_an_argument_of_the_kernel_is_refused() -> None:
         check_declaration("rf_norm", rf_halves, FORMS)
     packer = ArgumentPacker("rf_norm", FORMS, records=records_of(rf_norm))
     with pytest.raises(KernelArgumentError, match="out_f32 is missing"):
-        packer.pack_named({"rows": 3})
+        packer.pack({"rows": 3})

@@ -17,7 +17,7 @@ def test_masks_stay_the_last_array_since_they_may_come_later() -> None:
     uses = UseSizes(uses=3, numbers=4, words=2, history=100)
     layout = StepLayout(SHAPE, ListSizes(seen=5, biases=5, mask_words=4, uses=uses))
     assert layout.masks.stop == layout.nbytes
-    assert layout.masks.count == 16
+    assert layout.masks.elements == 16
 
 
 def batch(*uses: tuple[int, str]) -> ProcessorBatch:

@@ -25,7 +25,7 @@ def step(tokens: int) -> Any:
         num_sequences=tokens,
         logit_rows=np.arange(tokens),
         context_len=np.zeros(tokens, np.int32),
-        query_start=np.arange(tokens + 1),
+        new_tokens=np.ones(tokens, np.int32),
     )
 
 

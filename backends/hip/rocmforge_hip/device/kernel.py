@@ -89,7 +89,7 @@ class Kernel(Generic[P]):
                 self.name,
                 f"grid {grid}, block {block} is out of bounds (at most {self.max_threads} threads)",
             )
-        packed = self._packer.pack_named(kwargs)
+        packed = self._packer.pack(kwargs)
         try:
             self._driver.launch(
                 self._function,

@@ -31,7 +31,7 @@ def as_decodes(step: StepInput, most: int) -> StepInput:
         return step
     if len(step.hidden_ranges) or len(step.embedding_tokens):
         return step
-    counts = np.diff(step.query_start)
+    counts = step.new_tokens
     if len(step.state_reads) and (counts.max() > MAX_KEPT_STATES or step.goes_on.any()):
         return step  # no draft
     owners = np.repeat(np.arange(step.num_sequences), counts)

@@ -217,7 +217,7 @@ class HipRunner:
     def _teams_of(self, step: StepInput) -> Teams | None:
         if not (self._teams.may_find and self.has_teams) or step.predicts:
             return None
-        decodes = np.flatnonzero(np.diff(step.query_start) == 1)
+        decodes = np.flatnonzero(step.new_tokens == 1)
         return self._teams.of(step.block_table[decodes], step.context_len[decodes])
 
     def submit(self, step: StepInput) -> None:
@@ -339,7 +339,9 @@ class HipRunner:
         driver.copy_to_device(model.inputs.address, lane.inputs.address, size, stream)
         variant = self.variants.of(shape) if bucket and not shape.prefills else PLAIN
         # Where one launch does all, it takes a token's index for what it rotates by.
-        if step is not whole or len(step.axis_positions) or _reads_new_keys(step):
+        if variant.fuses_attention and (
+            step is not whole or len(step.axis_positions) or _reads_new_keys(step)
+        ):
             variant = replace(variant, fuses_attention=False)
         embeddings = self._rows.stage(step.embedding_rows, step.embedding_tokens, lane)
         places = np.arange(len(step.patches), dtype=np.int32)

@@ -71,7 +71,7 @@ class StepShapes:
         checked = longest_checked = 0
         if step is not whole and len(whole.state_reads):
             checked = self._size_for(whole.num_sequences)
-            longest_checked = _longest_checked(int(np.diff(whole.query_start).max()))
+            longest_checked = _longest_checked(int(whole.new_tokens.max()))
         return StepShape(
             tokens=size,
             sequences=size,
@@ -90,7 +90,7 @@ class StepShapes:
 
     def _of_prompt(self, step: StepInput) -> StepShape | None:
         """Returns the shape of the graph for a part of one prompt, and decodes if there are."""
-        counts, limits = np.diff(step.query_start), self._limits
+        counts, limits = step.new_tokens, self._limits
         longest, decodes = int(counts.max()), step.num_sequences - 1
         if step.num_tokens != longest + decodes or longest > PROMPT_SIZES[-1]:
             return None  # there are several
@@ -155,7 +155,7 @@ def exact_shape(
     step: StepInput, predictor: PredictorUse = PredictorUse.NONE, *, has_axes: bool = False
 ) -> StepShape:
     """Returns the shape without padding, of a step that is not a graph's."""
-    lengths = step.query_start[1:] - step.query_start[:-1]
+    lengths = step.new_tokens
     decodes = int((lengths == 1).sum())
     return StepShape(
         tokens=step.num_tokens,

@@ -83,7 +83,7 @@ class StepReads:
         if step.predicts:
             return self._drafting + self._cached_bytes * int(step.context_len.sum())
         drawn = self._output if len(step.logit_rows) else 0
-        cached = self._without_output(step.context_len, np.diff(step.query_start))
+        cached = self._without_output(step.context_len, step.new_tokens)
         return drawn + cached - self._shared_token_bytes * saved_tokens
 
     def of_decode(self, sequences: int, context: int) -> int:

@@ -342,7 +342,7 @@ def test_states_of_a_neighbour_fail_their_check(
     """Of the next slot, read for the next sequence, or kept a token late."""
 
     def next_of(array: DeviceArray) -> DeviceArray:
-        return replace(array, address=array.address + array.nbytes // array.shape[0])
+        return array._replace(address=array.address + array.nbytes // array.shape[0])
 
     def shift(launch: Launch, arguments: dict[str, Any]) -> None:
         batch = arguments["batch"]
@@ -395,7 +395,7 @@ REAL_ROUTE, REAL_EXPERTS = HipOps.add_norm_route, HipOps.experts
 def as_the_next(array: DeviceArray | None) -> DeviceArray:
     """The rows behind those of an array of four-byte elements."""
     assert array is not None
-    return replace(array, address=array.address + 4 * array.shape[-1])
+    return array._replace(address=array.address + 4 * array.shape[-1])
 
 
 def experts_of_neighbours(ops: HipOps, x: Any, chosen: Activation, *others: Any) -> Any:
@@ -463,7 +463,7 @@ def other_pairs(kernels: LatentKernels, spec: Any) -> int:
 def the_next(array: DeviceArray) -> DeviceArray:
     """What stands behind each element but the last, which stays."""
     step = array.dtype.itemsize * (array.shape[0] > 1)
-    return replace(array, address=array.address + step)
+    return array._replace(address=array.address + step)
 
 
 def slots_of_neighbours(kernels: LatentKernels, *arguments: Any) -> dict[str, Any]:

@@ -35,7 +35,7 @@ def contents(
         rope_rows: What tokens rotate by, [T]; None: their positions.
         teams: `Teams.rows`, if the shape has teams.
     """
-    new_tokens = np.diff(step.query_start)
+    new_tokens = step.new_tokens
     batch, nothing = step.sampling, np.zeros(0, np.int32)
     # The padding of a graph is decodes, whose sequences stand behind those of the step.
     decodes = np.flatnonzero(new_tokens == 1)
@@ -100,7 +100,7 @@ def _slots_before(step: StepInput, shape: StepShape) -> npt.NDArray[np.int64]:
     """Returns where the tokens before those of the step are, int64 [T]; empty if nobody asks."""
     if shape.predictor is PredictorUse.NONE:
         return np.zeros(0, np.int64)
-    owners = np.repeat(np.arange(step.num_sequences), np.diff(step.query_start))
+    owners = np.repeat(np.arange(step.num_sequences), step.new_tokens)
     before = step.positions - 1
     blocks = step.block_table[owners, before // BLOCK_TOKENS].astype(np.int64)
     return np.where(before < 0, PADDING_SLOT, blocks * BLOCK_TOKENS + before % BLOCK_TOKENS)

@@ -7,8 +7,7 @@ graph finds it there again. `output` has the way back.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -26,14 +25,13 @@ from rocmforge_hip.weights.formats import round_up
 _ALIGN: Final = 16
 
 
-@dataclass(frozen=True, slots=True)
-class Section:
+class Section(NamedTuple):
     """The place of one array in the input buffer."""
 
     offset: int  # bytes
     stop: int  # byte behind it
     shape: tuple[int, ...]
-    count: int  # elements
+    elements: int
     dtype: np.dtype[Any]
 
 
@@ -89,12 +87,12 @@ class StepLayout:
         """
         found = leaves(contents(step, whole or step, self.shape, rope_rows, teams), tuple)
         for section, (values, padding) in zip(self._in_order, found, strict=True):
-            if not section.count:
+            if not section.elements:
                 continue
             target = buffer[section.offset : section.stop].view(section.dtype)
             count = values.size
             target[:count] = values if values.ndim == 1 else values.reshape(-1)
-            if count < section.count and padding is not None:
+            if count < section.elements and padding is not None:
                 target[count:] = padding
         rows, columns = step.block_table.shape
         columns = min(columns, self.shape.blocks)

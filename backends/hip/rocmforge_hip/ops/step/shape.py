@@ -62,7 +62,7 @@ def in_turn(step: StepInput) -> tuple[Int32Array, tuple[StateLaunch, ...]]:
     Parts of one sequence follow each other. Those of one turn are apart by how many tokens they
     have: one, few, or so many that chunks may take them.
     """
-    counts, turns = np.diff(step.query_start), step.turns
+    counts, turns = step.new_tokens, step.turns
     kinds = 3 * turns + (counts > 1) + (counts > MAX_KEPT_STATES)
     order = np.argsort(kinds, kind="stable").astype(np.int32)
     starts = np.flatnonzero(np.diff(kinds[order], prepend=-1))
