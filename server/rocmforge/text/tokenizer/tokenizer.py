@@ -6,7 +6,7 @@ import logging
 import re
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain
+from itertools import chain, islice
 from typing import Final, NamedTuple, Self
 
 from tokenizers import Encoding
@@ -327,22 +327,25 @@ class Tokenizer:
     def _remembered_ids(
         self, texts: list[str], known: OwnTexts, *, is_start: bool
     ) -> Iterator[Sequence[int]]:
-        """Returns the ids of each text, those of long ones from what is known of them."""
-        keys = [known.key_of(text) for text in texts]
-        if is_start:  # the beginning of a prompt may have other tokens than the same text elsewhere
-            keys[0] = None
-        found: list[Sequence[int] | None] = [
-            None if key is None else known.find(key) for key in keys
-        ]
-        missing = [text for text, ids in zip(texts, found, strict=True) if ids is None]
-        encoded = self._own_ids(missing, is_start=is_start)
-        for place, key in enumerate(keys):
-            if found[place] is None:
-                ids = next(encoded)
-                found[place] = ids
-                if key is not None:
-                    known.keep(key, ids)
-        return iter([ids for ids in found if ids is not None])
+        """Returns the ids of each text, those of long ones from what is known of them.
+
+        Equal texts are tokenised once: those between roles and messages come with each of them.
+        """
+        # The beginning of a prompt may have other tokens than the same text elsewhere.
+        first, rest = (texts[:1], texts[1:]) if is_start else ([], texts)
+        keys = [known.key_of(text) for text in rest]
+        found = [None if key is None else known.find(key) for key in keys]
+        missing = dict.fromkeys(text for text, ids in zip(rest, found, strict=True) if ids is None)
+        encoded = self._own_ids([*first, *missing], is_start=is_start)
+        first_ids = list(islice(encoded, len(first)))
+        new = dict(zip(missing, encoded, strict=True))
+        for text, key in zip(rest, keys, strict=True):
+            if key is not None and text in new:
+                known.keep(key, new[text])
+        return chain(
+            first_ids,
+            (new[text] if ids is None else ids for text, ids in zip(rest, found, strict=True)),
+        )
 
     def _own_ids(self, texts: list[str], *, is_start: bool) -> Iterator[list[int]]:
         """Returns the ids of each text."""

@@ -55,6 +55,14 @@ def test_the_beginning_of_a_prompt_is_not_that_of_a_message(tokenised: list[str]
     assert tokenised.count(LONG) == 2 + 1 + 2 + 2, "the second one was found, the first one never"
 
 
+@pytest.mark.parametrize("start", ["user", END])
+def test_equal_texts_of_a_prompt_are_tokenised_once(start: str, tokenised: list[str]) -> None:
+    text = f"{start}user{LONG}{END}user{END}{LONG}{END}user{END}me"
+    ids = encode(text, EncodedTexts())
+    assert sorted(tokenised) == sorted(set(tokenised)), "some text came twice"
+    assert ids == encode(text)
+
+
 @pytest.mark.parametrize("other", [b"", b"another", LONG[:1].encode()])
 def test_another_one_finds_nothing(other: bytes, tokenised: list[str]) -> None:
     """Else the time would tell what others have sent."""
