@@ -15,6 +15,9 @@ def message_ends(seq: Sequence) -> Int32Array:
     last token is never reused, so nothing ends there.
     """
     last_token = seq.num_prompt - 1
-    is_end = np.isin(seq.tokens[:last_token], seq.request.eos_ids)
+    tokens = seq.tokens[:last_token]
+    is_end = np.zeros(last_token, np.bool_)
+    for end in seq.request.eos_ids:  # of which there are few; numpy.isin takes three times as long
+        is_end |= tokens == end
     ends = np.flatnonzero(is_end) + 1
     return (ends if len(ends) else np.array([last_token])).astype(np.int32)
