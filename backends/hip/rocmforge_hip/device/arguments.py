@@ -224,9 +224,8 @@ class ArgumentPacker:
         self._records = dict(records or {})
         layout = _format(arguments)
         self._buffer = ArgumentBuffer(layout.size)
-        self._write = _writer(self._kinds, self._lacking, self._records)(
-            partial(layout.pack_into, self._buffer.data, 0), _checked_float
-        )
+        pack = partial(layout.pack_into, self._buffer.data, 0)
+        self._write = _writer(self._kinds, self._lacking, self._records, pack)
 
     def pack(self, arguments: Mapping[str, Any]) -> ArgumentBuffer:
         """Packs arguments by their names; what it returns is valid until the next call.
@@ -275,20 +274,22 @@ class ArgumentPacker:
 
 
 def _writer(
-    kinds: Mapping[str, str], lacking: Sequence[str], records: Mapping[str, Record]
-) -> Callable[[Callable[..., None], Callable[[Any], float]], Callable[..., None]]:
+    kinds: Mapping[str, str],
+    lacking: Sequence[str],
+    records: Mapping[str, Record],
+    pack: Callable[..., None],
+) -> Callable[..., None]:
     """Makes the function that packs a launch's keywords, which are its parameters.
 
     It is compiled from their names, as the methods of dataclasses are: each launch calls it, and
-    loops over names, kinds and values took a sixth of the host's time for a launch.
+    loops over names, kinds and values took a sixth of the host's time for a launch. The names are
+    those of a declaration, which a kernel's have been compared with.
 
     Args:
         kinds: The manifest's name of the type of each argument, in the kernel's order.
         lacking: As of `ArgumentPacker`.
         records: As of `ArgumentPacker`.
-
-    Returns:
-        A function of what packs the values of all arguments, and what checks one that is a float.
+        pack: Takes the values of all arguments.
     """
     sources = {name: name for name in kinds}  # where in the keywords an argument is
     keywords = dict.fromkeys(kinds)
@@ -307,15 +308,11 @@ def _writer(
     # A kernel that takes nothing has no asterisk either.
     signature = ", ".join(("*", *parameters)) if parameters else ""
     refused = "".join(f"    if {name} is not None: raise TypeError\n" for name in lacking)
-    source = (
-        "def make(pack, float_of):\n"
-        f"  def write({signature}):\n{refused}    pack({', '.join(values)})\n"
-        "  return write\n"
-    )
-    found: dict[str, Any] = {}
-    exec(source, {}, found)
-    make: Callable[..., Callable[..., None]] = found["make"]
-    return make
+    source = f"def write({signature}):\n{refused}    pack({', '.join(values)})\n"
+    made: dict[str, Any] = {"pack": pack, "float_of": _checked_float}
+    exec(source, made)
+    write: Callable[..., None] = made["write"]
+    return write
 
 
 def _checked_float(value: Any) -> Any:
