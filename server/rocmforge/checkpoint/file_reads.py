@@ -25,9 +25,9 @@ A thread that finds the next one waiting need not be woken for it, and fewer lea
 processor and its memory to the thread that starts copies.
 """
 PARTS: Final = 4
-"""Of a long read, which several threads read at a time.
+"""How many parts a long read has, each of which a thread reads.
 
-It is there sooner so, and memory for few reads keeps all threads busy.
+So it is there sooner, and memory for few reads keeps all threads busy.
 """
 _LEAST_PART: Final = 1 << 20
 """Bytes of a part, unless it is the last; less takes hardly longer than to start it."""
