@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import mmap
 import os
 from contextlib import suppress
 from functools import cache
@@ -31,7 +32,6 @@ So it is there sooner, and memory for few reads keeps all threads busy.
 """
 _LEAST_PART: Final = 1 << 20
 """Bytes of a part, unless it is the last; less takes hardly longer than to start it."""
-_PAGE: Final = 4096
 _NO_SIGNAL: Final = 1  # SIGEV_NONE
 
 
@@ -71,7 +71,6 @@ class FileRead:
 
     def __init__(self) -> None:
         self._parts = tuple(_PartRead() for _ in range(PARTS))
-        self._running = 0  # parts, the first ones
 
     def start(self, part: FilePart, address: int, nbytes: int) -> None:
         """Starts to read; nothing else may use the memory until `wait` or `close` has returned.
@@ -84,12 +83,12 @@ class FileRead:
         Raises:
             OSError: The file cannot be opened, or the system has no thread for it.
         """
-        assert not self._running
-        step = max(-(-nbytes // (PARTS * _PAGE)) * _PAGE, _LEAST_PART)
+        assert not any(read.is_running for read in self._parts)
+        pages = PARTS * mmap.PAGESIZE  # whole ones, so that no two threads write to one
+        step = max(-(-nbytes // pages) * mmap.PAGESIZE, _LEAST_PART)
         for read, start in zip(self._parts, range(0, nbytes, step), strict=False):
             count = min(step, nbytes - start)
             read.start(part.path, part.offset + start, address + start, count)
-            self._running += 1
 
     def wait(self) -> None:
         """Waits until all bytes are there.
@@ -98,9 +97,8 @@ class FileRead:
             ModelLoadError: The file ends before.
             OSError: The system cannot read it.
         """
-        for read in self._parts[: self._running]:
+        for read in self._parts:
             read.wait()
-        self._running = 0
 
     def close(self) -> None:
         """Ends a read that is running, and closes the file."""
@@ -117,11 +115,10 @@ class _PartRead:
         self._address = ctypes.addressof(self._block)
         self._list = (ctypes.c_void_p * 1)(self._address)
         self._path: Path | None = None
-        self._is_running = False
+        self.is_running = False
 
     def start(self, path: Path, offset: int, address: int, nbytes: int) -> None:
         """Starts to read, as `FileRead.start`."""
-        assert not self._is_running
         block = self._block
         if path != self._path:
             self._close_file()
@@ -131,9 +128,9 @@ class _PartRead:
         self._go_on()
 
     def wait(self) -> None:
-        """Waits until all bytes are there; raises as `FileRead.wait`."""
+        """Waits until all bytes are there, if any are to come; raises as `FileRead.wait`."""
         block = self._block
-        while self._is_running:
+        while self.is_running:
             count = self._finish()
             if count == 0:
                 raise ModelLoadError(f"{self._path} became shorter while it was read.")
@@ -145,7 +142,7 @@ class _PartRead:
 
     def close(self) -> None:
         """Ends a read that is running, and closes the file."""
-        if self._is_running:
+        if self.is_running:
             self._library.aio_cancel(self._block.descriptor, None)
             with suppress(OSError):  # most often that it was cancelled
                 self._finish()
@@ -154,14 +151,14 @@ class _PartRead:
     def _go_on(self) -> None:
         if self._library.aio_read(self._address):
             self._raise(ctypes.get_errno())
-        self._is_running = True
+        self.is_running = True
 
     def _finish(self) -> int:
         """Returns how many bytes were read, once there is something to say."""
         library, address = self._library, self._address
         while (error := library.aio_error(address)) == errno.EINPROGRESS:
             library.aio_suspend(self._list, 1, None)
-        self._is_running = False
+        self.is_running = False
         count: int = library.aio_return(address)
         if error:
             self._raise(error)

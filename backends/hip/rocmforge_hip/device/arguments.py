@@ -304,7 +304,7 @@ def _writer(
             values.append(f"0 if (at := {sources[name]}) is None else at.address")
         else:
             values.append(f"float_of({sources[name]})" if kind in _FLOATS else sources[name])
-    parameters = [*keywords, *(f"{name}: None = None" for name in lacking)]
+    parameters = [*keywords, *(f"{name}=None" for name in lacking)]
     # A kernel that takes nothing has no asterisk either.
     signature = ", ".join(("*", *parameters)) if parameters else ""
     refused = "".join(f"    if {name} is not None: raise TypeError\n" for name in lacking)

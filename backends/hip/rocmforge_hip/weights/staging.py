@@ -23,12 +23,12 @@ from rocmforge.checkpoint.file_reads import PARTS, THREADS, FileRead
 from rocmforge.checkpoint.locator import FilePart
 from rocmforge_hip.device.driver import Driver
 from rocmforge_hip.device.memory import DeviceArray, Memory, spec
-from rocmforge_hip.weights.formats import round_up
+from rocmforge_hip.weights.formats import ceil_div, round_up
 
 Bytes = npt.NDArray[np.uint8]
 _NAME: Final = "loading weights"
 _COPIED: Final = 2  # pieces whose copy may be running while the next one is started
-RING: Final = -(-THREADS // PARTS) + _COPIED + 2
+RING: Final = ceil_div(THREADS, PARTS) + _COPIED + 2
 _PAGE: Final = 4096  # bytes
 _NOWHERE: Final = DeviceArray(0, (0,), np.dtype("u1"))
 
