@@ -29,9 +29,12 @@ def _norm_later(device: Device, in_features: int) -> tuple[tuple[DeviceArray, ..
 
 
 @pytest.mark.parametrize(("in_features", "blocks"), [(2048, 3), (5120, 5), (2304, 19)])
-def test_matrices_of_several_formats(device: Device, in_features: int, blocks: int) -> None:
+@pytest.mark.parametrize("last", ["q6_k", "q8_0"])
+def test_matrices_of_several_formats(
+    device: Device, in_features: int, blocks: int, last: str
+) -> None:
     rng = np.random.default_rng(1)
-    sizes = (("q6_k", 160), ("q4_k", 96), ("q8_0", 48))
+    sizes = (("q6_k", 160), ("q4_k", 96), (last, 48))
     layers = [random_layer(rng, name, rows, in_features) for name, rows in sizes]
     matrices = [
         (device.upload(layer.packed()), None, FORMAT_NUMBERS[name], layer)
