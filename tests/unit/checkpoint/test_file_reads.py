@@ -7,6 +7,7 @@ import platform
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -131,6 +132,7 @@ def test_no_memory_is_written_to_once_a_read_is_closed(tmp_path: Path) -> None:
     pipe, target = os.open(path, os.O_RDWR), np.zeros(1, np.uint8)
     read = FileRead()
     read.start(FilePart(path, 0), target.ctypes.data, 1)
+    time.sleep(0.2)  # until a thread has begun: what none has is cancelled at once
     closes, written = threading.Event(), threading.Event()
 
     def write() -> None:
