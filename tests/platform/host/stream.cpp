@@ -27,6 +27,7 @@ void plant_fault(const Operation& operation) {
   std::string word;
   std::ifstream text(file);
   text >> word;
+  if (word.empty()) return;  // who makes it has only opened it yet
   if (word == "always") {
     text >> word;
   } else {

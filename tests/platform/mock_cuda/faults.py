@@ -22,9 +22,13 @@ def main() -> None:
     stream, y = driver.create_stream(), driver.allocate(512, "y")
     arguments = ArgumentBuffer(16)
     arguments.data.raw = y.to_bytes(8, "little") + bytes(4) + (100).to_bytes(4, "little")
+    fault = Path(os.environ["RF_HOST_FAULT"])
     for code in sys.argv[2:]:
+        with fault.open("w") as file:
+            driver.launch(function, (1, 1, 1), (128, 1, 1), 0, stream, arguments)
+            driver.synchronize_stream(stream)  # before anything is in it: no fault yet
+            file.write(code)
         driver.launch(function, (1, 1, 1), (128, 1, 1), 0, stream, arguments)
-        Path(os.environ["RF_HOST_FAULT"]).write_text(code)
         try:
             driver.synchronize_stream(stream)
         except HipError as error:

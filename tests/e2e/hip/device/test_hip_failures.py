@@ -31,7 +31,7 @@ from tests.support.models.hip import platform_options, started_platform
 
 TIMEOUT_S = 240.0  # for what takes a few seconds on an idle machine
 STEP_TIMEOUT_S = 8.0  # for what takes 0.1 s on an idle machine
-TOKENS = 12
+TOKENS = 48  # so many that a fault comes before the last, however busy the machine is
 BEGUN = 3  # steps of a request before something happens
 DEVICE = "0000:00:00.0"  # of the host platform
 ECC, UNKNOWN = 214, 999  # hipErrorECCNotCorrectable, hipErrorUnknown
