@@ -98,14 +98,16 @@ using namespace host;
 #define FROM_CALLER() block_runner().at_instruction(__builtin_return_address(0))
 
 // A function of its own for what is not on the stack: the many accesses to that save no registers.
-#define CHECKED_ACCESS(size)                                                      \
-  HIP_API void __asan_load##size(uintptr_t address) {                             \
-    FROM_CALLER();                                                                \
-    if (!block_runner().on_own_stack(address)) check_fixed<size, false>(address); \
-  }                                                                               \
-  HIP_API void __asan_store##size(uintptr_t address) {                            \
-    FROM_CALLER();                                                                \
-    if (!block_runner().on_own_stack(address)) check_fixed<size, true>(address);  \
+#define CHECKED_ACCESS(size)                                                          \
+  HIP_API void __asan_load##size(uintptr_t address) {                                 \
+    FROM_CALLER();                                                                    \
+    BlockRunner& runner = block_runner();                                             \
+    if (runner.on_own_stack(address)) return;                                         \
+    if (!runner.known_reads().hold(address, size)) check_fixed<size, false>(address); \
+  }                                                                                   \
+  HIP_API void __asan_store##size(uintptr_t address) {                                \
+    FROM_CALLER();                                                                    \
+    if (!block_runner().on_own_stack(address)) check_fixed<size, true>(address);      \
   }
 
 CHECKED_ACCESS(1)

@@ -45,6 +45,7 @@ hipError_t BlockRunner::run(const Launch& launch) {
   random_.seed(options().seed);
   visibility_.start_launch();
   async_.start_launch();
+  known_reads_.forget();
   for (int i = 0; i < threads_; i++) {
     make_stack(lanes_[i], i);
     RfHostLane& info = *lanes_[i].info;

@@ -11,6 +11,7 @@
 
 #include "async.h"
 #include "hip_abi.h"
+#include "known_reads.h"
 #include "lane.h"
 #include "lds.h"
 #include "visibility.h"
@@ -49,6 +50,7 @@ class BlockRunner {
   void acquire() { visibility_.acquire(now()); }
   Visibility& visibility() { return visibility_; }
   AsyncWork& async() { return async_; }
+  KnownReads& known_reads() { return known_reads_; }
 
   // For lanes. Reports a finding about the running lane and ends the launch.
   [[noreturn]] void stop(hipError_t error, const std::string& finding);
@@ -108,6 +110,7 @@ class BlockRunner {
   uint64_t block_number_ = 0;
   Visibility visibility_;
   AsyncWork async_;
+  KnownReads known_reads_;
   const void* instruction_ = nullptr;
 };
 

@@ -89,8 +89,9 @@ void record_write(uintptr_t address, size_t size, AccessKind kind) {
     states[i] |= kInitialised;
     writers[i] = tag;
   }
-  memory().note_writer(address, runner.launch_number());
-  memory().note_writer(address + size - 1, runner.launch_number());
+  const bool first = memory().note_writer(address, runner.launch_number());
+  const bool last = memory().note_writer(address + size - 1, runner.launch_number());
+  if (first || last) runner.known_reads().forget_global();
   if (kind == AccessKind::kStore) runner.visibility().store(runner.now());
   if (kind == AccessKind::kAtomic) runner.visibility().atomic(address, runner.now());
 }

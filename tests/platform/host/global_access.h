@@ -41,6 +41,15 @@ void record_write(uintptr_t address, size_t size, AccessKind kind);
   if (!all_have(memory().state(address), size, needed)) refuse_global(address, size, kind);
   if (memory().page(address).writer == block_runner().launch_number()) {
     check_order(address, size, kind);
+  } else if (kind == AccessKind::kLoad) {
+    // Of a page that the launch has not written to, a granule may be read by all or by none.
+    constexpr size_t kGranule = KnownReads::kGranule;
+    const uintptr_t granule = address / kGranule * kGranule;
+    if (all_have(memory().state(granule), kGranule, needed)) {
+      memory().note_use(granule, kGranule, false);
+      block_runner().known_reads().note_global(address);
+      if (address + size <= granule + kGranule) return;
+    }
   }
   memory().note_use(address, size, kind != AccessKind::kLoad);
   if (kind != AccessKind::kLoad) record_write(address, size, kind);

@@ -60,6 +60,8 @@ class SharedMemory {
     if (!inside && !array_of(address)) return false;
     return address + size <= recent_->begin + recent_->size;
   }
+  // The array of the last access that was.
+  const SharedArray& found_array() const { return *recent_; }
   // Checks an access and records it. False for a mistake: `mistake`, called with the same, says
   // which. `first_epoch` is that in which the block began.
   [[gnu::always_inline]] bool access(uintptr_t address, size_t size, AccessKind kind, Moment now,

@@ -121,12 +121,13 @@ class Memory {
   uint64_t* writer(uintptr_t address) { return writers_ + (address - arena_); }
   Page& page(uintptr_t address) { return pages_[(address - arena_) / kPage]; }
 
-  // Notes which launch has written to the page of this address.
-  void note_writer(uintptr_t address, uint32_t launch) {
+  // Notes which launch has written to the page of this address. Whether it is the first write.
+  bool note_writer(uintptr_t address, uint32_t launch) {
     uint32_t& writer = page(address).writer;
-    if (writer == launch) return;
+    if (writer == launch) return false;
     writer = launch;
     pages_written_++;
+    return true;
   }
   // No byte was written by any launch.
   void forget_writers();

@@ -23,6 +23,10 @@ namespace host {
   if (!allowed) {
     refuse_shared(shared, address, size, kind, runner.now());
   }
+  if (!runner.watches_lds()) {
+    const SharedArray& array = shared.found_array();
+    runner.known_reads().note_shared(address, array.begin, array.size);
+  }
   if (runner.async().watches_stores() && kind != AccessKind::kLoad) {
     shared.note_store(address, size, runner.async().time());
   }
