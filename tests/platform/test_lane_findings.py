@@ -113,6 +113,27 @@ def test_bounds_of_shared_arrays_are_those_of_all_launches(
             device.launch("rf_shared_overflow", y, 1, grid=1, block=32)
 
 
+def test_loads_that_reach_out_of_a_shared_array_that_was_read_before(
+    device: Device, host: HostPlatform
+) -> None:
+    y = device.empty(32, np.float32)
+    with host.watching(1):
+        for second in (16, 28):  # the second launch is not watched
+            device.launch("rf_shared_read_four", y, second, grid=1, block=32)
+        with pytest.raises(
+            KernelFault, match=r"reads 16 bytes at offset 120 .*which has 128 bytes"
+        ):
+            device.launch("rf_shared_read_four", y, 30, grid=1, block=32)
+
+
+def test_reading_what_another_block_has_written_since_others_read_it(device: Device) -> None:
+    x, y = device.upload(np.zeros(8, np.int32), "x"), device.empty(3, np.int32)
+    with pytest.raises(
+        KernelFault, match=r"block .2, .*reads offset 0 .*'x' .*which block 1 wrote"
+    ):
+        device.launch("rf_read_while_written", y, x, grid=3, block=1)
+
+
 def test_overwriting_what_others_have_read(device: Device, host: HostPlatform) -> None:
     host.set_lane_order("forward")
     y = device.empty(64, np.float32)

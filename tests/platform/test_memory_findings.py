@@ -82,6 +82,14 @@ def test_read_of_what_nothing_has_written(device: Device) -> None:
         device.launch("rf_read", y, x, 0, 64, grid=1, block=64)
 
 
+def test_load_that_reaches_out_of_what_was_read_before(device: Device) -> None:
+    x, y = device.empty(64, np.float32, "x"), device.empty(64, np.float32)
+    device.launch("rf_fill", x, 0, 9, grid=1, block=64)
+    device.launch("rf_read_four", y, x, 4, grid=1, block=1)
+    with pytest.raises(KernelFault, match=r"16 bytes that reach offset 36 of .*nothing has been"):
+        device.launch("rf_read_four", y, x, 6, grid=1, block=1)
+
+
 def test_allowed_read_of_what_nothing_has_written(device: Device, host: HostPlatform) -> None:
     x, y = device.empty(64, np.float32), device.empty(64, np.float32)
     host.mark_initialised(x.pointer, x.nbytes)

@@ -89,6 +89,16 @@ def test_missing_event_where_the_data_happens_to_be_there(device: Device) -> Non
         device.synchronize()
 
 
+def test_missing_event_behind_a_kernel_that_reads(device: Device) -> None:
+    first, second = stream_of(device), stream_of(device)
+    x, y = device.upload(np.zeros(64, np.float32), "x"), device.empty(64, np.float32)
+    device.enqueue("rf_read", y, x, 0, 64, grid=1, block=64, stream=first)
+    fill(device, x, second)
+    match = r"(rf_fill on stream \d+ writes offset 0|rf_read on stream \d+ reads offset 0) of .*'x'"
+    with pytest.raises(KernelFault, match=match):
+        device.synchronize()
+
+
 def test_event_orders_two_streams(device: Device) -> None:
     first, second, event = stream_of(device), stream_of(device), event_of(device)
     x, y = device.empty(64, np.float32), device.empty(64, np.float32)

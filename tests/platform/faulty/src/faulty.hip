@@ -5,6 +5,12 @@ using rf::kWave;
 
 namespace {
 __device__ __forceinline__ int index() { return blockIdx.x * blockDim.x + threadIdx.x; }
+
+// One load and one store, at addresses that are multiples of 8.
+__device__ __forceinline__ void copy_four(float* to, const float* from) {
+  typedef rf::Vec<float, 4> FourFloats __attribute__((aligned(8)));
+  *reinterpret_cast<FourFloats*>(to) = *reinterpret_cast<const FourFloats*>(from);
+}
 }  // namespace
 
 // Writes y[first .. first + n): right if that is inside y.
@@ -22,6 +28,30 @@ extern "C" __global__ __launch_bounds__(256) void rf_sum_row(float* y, const flo
   float sum = 0.0f;
   for (int i = 0; i < n; i++) sum += x[i];
   if (index() == 0) *y = sum;
+}
+
+extern "C" __global__ __launch_bounds__(256) void rf_read_four(float* y, const float* x,
+                                                               int second) {
+  for (int i = 0; i < 2; i++) copy_four(y + 4 * i, x);  // not at the first store to a page
+  copy_four(y + 8, x + second);
+}
+
+extern "C" __global__ __launch_bounds__(256) void rf_shared_read_four(float* y, int second) {
+  __shared__ float values[32];
+  const float* elements = values;
+  values[threadIdx.x] = 1.0f;
+  __syncthreads();
+  copy_four(y, elements);
+  copy_four(y + 4, elements + second);
+}
+
+// One of the blocks writes what the others read.
+extern "C" __global__ __launch_bounds__(256) void rf_read_while_written(int* y, int* x) {
+  if (blockIdx.x == 1) {
+    *x = 1;
+  } else {
+    y[blockIdx.x] = *x;
+  }
 }
 
 // The array has room for half of the block. The pointer hides its size from the compiler.
