@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from hip import hip as _hip_bindings
+from rocm.bindings import hip as _hip_bindings
 
 from tests.support.launches.kernels import Device, KernelFault, PlatformOptions, select_platform
 

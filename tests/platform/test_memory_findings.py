@@ -6,7 +6,7 @@ import ctypes
 
 import numpy as np
 import pytest
-from hip import hip as _hip_bindings
+from rocm.bindings import hip as _hip_bindings
 
 from tests.support.launches.host_platform import Access, HostPlatform
 from tests.support.launches.kernels import Device, KernelFault, check, hip

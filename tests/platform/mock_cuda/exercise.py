@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from hip import hip as _hip_bindings
+from rocm.bindings import hip as _hip_bindings
 
 hip: Any = _hip_bindings
 OK = hip.hipError_t.hipSuccess

@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from hip import hip as _hip_bindings
+from rocm.bindings import hip as _hip_bindings
 
 from kernels.build import LIB_DIR
 from kernels.builder import Builder

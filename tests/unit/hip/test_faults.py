@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hip import hip as _hip
+from rocm.bindings import hip as _hip
 
 from rocmforge.engine.ipc.messages import LoadFailed, Report, describe_error, rebuild_error
 from rocmforge.engine.ipc.wire import FrameReader, encode

@@ -145,6 +145,7 @@ def test_gathered_parts_are_put_in_order(rows: int) -> None:
 
 
 def test_missing_bindings_are_named_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "hip", None)
+    monkeypatch.setitem(sys.modules, "rocm.bindings.rccl", None)
+    monkeypatch.delattr("rocm.bindings.rccl", raising=False)
     with pytest.raises(ConfigurationError, match=r"pip install 'rocmforge\[multi\]'"):
         new_group_id()

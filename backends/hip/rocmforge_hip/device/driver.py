@@ -11,7 +11,7 @@ import ctypes
 from dataclasses import dataclass
 from typing import Any, Final
 
-from hip import hip as _hip
+from rocm.bindings import hip as _hip
 
 from rocmforge.errors import BackendError, OutOfMemory
 from rocmforge_hip.device.faults import fault_of

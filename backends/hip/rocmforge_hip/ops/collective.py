@@ -54,7 +54,7 @@ def new_group_id() -> bytes:
 
 def _bindings() -> Any:
     try:
-        from hip import rccl  # type: ignore[attr-defined, unused-ignore]
+        from rocm.bindings import rccl  # type: ignore[attr-defined, unused-ignore]
     except ImportError as error:
         raise ConfigurationError(
             "Models on several devices need the bindings of RCCL: pip install 'rocmforge[multi]'."
