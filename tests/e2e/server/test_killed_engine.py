@@ -20,6 +20,7 @@ import pytest
 
 from tests.api.live import metric
 from tests.e2e.conftest import SMOLLM2_NAME, serve_command
+from tests.support.models.shallow import write_shallow
 from tests.support.processes.children import ENGINE, children
 from tests.support.processes.server import LiveServer
 
@@ -29,7 +30,8 @@ STREAMS = 16
 KILLS = int(os.environ.get("ROCMFORGE_TEST_KILLS", "1"))
 PATIENCE_S = 120.0
 RESTARTS = "rocmforge_engine_restarts_total"
-TOKENS = 16
+TOKENS = 24
+LAYERS = 8  # of thirty: it starts again and again
 
 
 def engine_pid(server: LiveServer) -> int:
@@ -100,15 +102,20 @@ def open_files(server: LiveServer) -> int:
     return len(os.listdir(f"/proc/{server.process.pid}/fd"))
 
 
+@pytest.fixture(scope="module")
+def model(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_shallow(smollm2_path, LAYERS, tmp_path_factory.mktemp("model") / "shallow.gguf")
+
+
 @pytest.fixture(params=[False, True], ids=["errors", "resumed"])
 def resumes(request: pytest.FixtureRequest) -> bool:
     return bool(request.param)
 
 
 @pytest.fixture
-def server(smollm2_path: Path, tmp_path: Path, resumes: bool) -> Iterator[LiveServer]:
+def server(model: Path, tmp_path: Path, resumes: bool) -> Iterator[LiveServer]:
     flags = ("--max-sequences", str(STREAMS), *(("--resume",) if resumes else ()))
-    with LiveServer(serve_command(smollm2_path, *flags), tmp_path / "log") as server:
+    with LiveServer(serve_command(model, *flags), tmp_path / "log") as server:
         yield server
 
 
