@@ -22,10 +22,11 @@ def live_server(log: Path, *arguments: str) -> LiveServer:
 
 def metric(server: LiveServer, name: str, **labels: str) -> float:
     """The value of a metric that has one sample with these labels."""
-    text = server.get("/metrics").text
+    lines = server.get("/metrics").text.splitlines(keepends=True)
+    named = "".join(line for line in lines if line.startswith(name))  # to parse all takes 30 ms
     (value,) = [
         sample.value
-        for family in text_string_to_metric_families(text)
+        for family in text_string_to_metric_families(named)
         for sample in family.samples
         if sample.name == name and labels.items() <= sample.labels.items()
     ]
@@ -62,4 +63,4 @@ def until(condition: Callable[[], bool], what: str) -> None:
     deadline = time.monotonic() + SETTLE_S
     while not condition():
         assert time.monotonic() < deadline, what
-        time.sleep(0.005)
+        time.sleep(0.02)  # a scrape takes the server 9 ms

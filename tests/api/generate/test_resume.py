@@ -10,6 +10,7 @@ import json
 import os
 import signal
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -50,6 +51,14 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     log = tmp_path_factory.mktemp("resuming") / "log"
     with live_server(log, "--backend", "create_slow", "--resume", "--thinks") as server:
         yield server
+
+
+@pytest.fixture(scope="module")
+def undisturbed(server: LiveServer) -> dict[str, dict[str, Any]]:
+    """The answers of each kind, asked for at once: most of the time they wait for steps."""
+    with ThreadPoolExecutor(len(REQUESTS)) as pool:
+        found = pool.map(lambda kind: deltas(server, REQUESTS[kind], lambda count: None), REQUESTS)
+        return dict(zip(REQUESTS, map(answer, found), strict=True))
 
 
 def deltas(server: LiveServer, fields: dict[str, Any], on_event: Callable[[int], None]) -> Any:
@@ -98,8 +107,9 @@ def answer(choices: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kind", REQUESTS)
-def test_an_answer_goes_on_where_it_was_twice(server: LiveServer, kind: str) -> None:
-    undisturbed = answer(deltas(server, REQUESTS[kind], lambda count: None))
+def test_an_answer_goes_on_where_it_was_twice(
+    server: LiveServer, undisturbed: dict[str, dict[str, Any]], kind: str
+) -> None:
     restarts, seen, before = metric(server, RESTARTS), [progress(server)], ended(server)
 
     def kill(count: int) -> None:
@@ -117,13 +127,13 @@ def test_an_answer_goes_on_where_it_was_twice(server: LiveServer, kind: str) -> 
         until(lambda: metric(server, RESTARTS) == deaths, "the kill went unnoticed")
         seen.append(progress(server))
 
-    assert answer(deltas(server, REQUESTS[kind], kill)) == undisturbed
+    assert answer(deltas(server, REQUESTS[kind], kill)) == undisturbed[kind]
     assert metric(server, RESTARTS) == restarts + len(KILLS)
     assert_settles(server)
 
 
-def test_the_answers_are_of_every_kind(server: LiveServer) -> None:
-    seen = {kind: answer(deltas(server, REQUESTS[kind], lambda n: None)) for kind in REQUESTS}
+def test_the_answers_are_of_every_kind(undisturbed: dict[str, dict[str, Any]]) -> None:
+    seen = undisturbed
     assert [bool(seen[kind]["thoughts"]) for kind in REQUESTS] == [False] * 3 + [True] * 3
     for kind in ("schema", "thoughts, then a schema"):
         assert 40 <= len(json.loads(seen[kind]["text"])["name"]) <= 60

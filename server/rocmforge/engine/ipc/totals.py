@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cache
+from types import MappingProxyType
 from typing import Annotated, Final, Literal, get_type_hints
 
 import msgspec
@@ -280,10 +283,12 @@ class Totals(msgspec.Struct, array_like=True, gc=False, kw_only=True):
         self.expert_swaps += cost.expert_swaps
 
 
-def families() -> dict[str, Family]:
+@cache
+def families() -> Mapping[str, Family]:
     """Returns the families of the counters that are exported, by the counter's field."""
-    return {
+    found = {
         field: hint.__metadata__[0]
         for field, hint in get_type_hints(Totals, include_extras=True).items()
         if hasattr(hint, "__metadata__")
     }
+    return MappingProxyType(found)
