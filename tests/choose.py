@@ -11,6 +11,7 @@ import ast
 import re
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -47,6 +48,16 @@ class Repository:
         }
 
     @cached_property
+    def _inside(self) -> Mapping[str, list[str]]:
+        """Returns the modules in each package, by its dotted name with a dot behind."""
+        inside: defaultdict[str, list[str]] = defaultdict(list)
+        for name in self.modules:
+            parts = name.split(".")
+            for count in range(1, len(parts)):
+                inside[".".join(parts[:count]) + "."].append(name)
+        return inside
+
+    @cached_property
     def tests(self) -> tuple[Path, ...]:
         """Returns all test modules."""
         return tuple(sorted(p for p in self.modules.values() if p.name.startswith("test_")))
@@ -76,9 +87,7 @@ class Repository:
                 ]
             elif isinstance(node, ast.Constant) and isinstance(node.value, str):
                 # For `python -m` or importlib, which may add the name of a module in a package.
-                text = node.value
-                names = [n for n in self.modules if text.endswith(".") and n.startswith(text)]
-                names.append(text)
+                names = [node.value, *self._inside.get(node.value, ())]
             else:
                 continue
             yield from (self.modules[found] for found in names if found in self.modules)
