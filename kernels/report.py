@@ -21,8 +21,10 @@ from kernels.compiler import find_compiler
 from kernels.table import TranslationUnit, read_table
 from kernels.targets import Platform, Target, select
 
-_FUNCTION = re.compile(r"^(\w+): +; @\1$(.*?)^\.Lfunc_end", re.MULTILINE | re.DOTALL)
-_INSTRUCTION = re.compile(r"^\t([a-z]\w+)", re.MULTILINE)
+# All begin with the end of the line before: text that every match has is searched for fastest.
+_FUNCTION = re.compile(r"\n(\w+): +; @\1\n")
+_FUNCTION_END = "\n.Lfunc_end"
+_INSTRUCTION = re.compile(r"\n\t([a-z]\w+)")
 
 # Column of the report -> instructions it counts.
 INSTRUCTIONS = {
@@ -83,7 +85,12 @@ def _family(target: Target) -> int:
 
 def kernel_code(assembly: str) -> dict[str, list[str]]:
     """Returns the instructions of each function in some assembly, by the function's name."""
-    return {name: _INSTRUCTION.findall(body) for name, body in _FUNCTION.findall(assembly)}
+    code = {}
+    for label in _FUNCTION.finditer(assembly):
+        begin = label.end() - 1
+        end = assembly.index(_FUNCTION_END, begin)
+        code[label[1]] = _INSTRUCTION.findall(assembly, begin, end)
+    return code
 
 
 def report_unit(builder: Builder, unit: TranslationUnit, target: Target) -> Iterator[KernelReport]:

@@ -8,6 +8,7 @@ import runpy
 import tomllib
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -53,9 +54,18 @@ class TranslationUnit:
             if path in found:
                 continue
             found[path] = None
-            names = set(_INCLUDE.findall(path.read_text())) - foreign
+            names = _included(path.read_bytes()) - foreign
             waiting += [INCLUDE_DIR / name for name in names]
         return tuple(sorted(found))
+
+
+@cache
+def _included(source: bytes) -> frozenset[str]:
+    """Returns the headers that a file with this content names.
+
+    Kept, as nearly all units include the same ones, for each target.
+    """
+    return frozenset(_INCLUDE.findall(source.decode()))
 
 
 @dataclass(frozen=True, slots=True)
