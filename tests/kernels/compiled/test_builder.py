@@ -7,17 +7,19 @@ import os
 import re
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from threading import Barrier
 
 import pytest
 
 from kernels.build import build, install
-from kernels.builder import Builder, build_library
+from kernels.builder import CACHE_DIR, Builder, Product, build_library
+from kernels.cache import make
 from kernels.code_object import kernel_metadata
 from kernels.compiler import CompileError, find_compiler, wait_for_previous
 from kernels.report import kernel_code
+from kernels.sources import Sources
 from kernels.table import TranslationUnit, read_table
 from kernels.targets import TARGETS, Platform, Target, select
 from tests.support.launches.clang import counting_compiler
@@ -32,6 +34,19 @@ def unit(name: str) -> TranslationUnit:
     return next(u for source in read_table() for u in source.translation_units if u.name == name)
 
 
+def compiled_at_once(compiled: TranslationUnit, target: Target) -> Product:
+    """What the compiler writes from a source, for this target alone.
+
+    Kept as products are, by all that it is made of: else it would be most of what this file takes.
+    """
+    compiler = find_compiler(None)
+    sources = Sources(compiler, CACHE_DIR)
+    made_from = (asdict(target), sources.text(compiled, target))
+    directory = sources.directory(f"at-once-{target.name}", compiled, *made_from)
+    make(directory, lambda scratch: compiler.amd(compiled, target, scratch / compiled.name))
+    return Product(compiled, target, directory)
+
+
 def compiled_kernels(name: str, target: str) -> list[str]:
     """The PTX of each kernel of a translation unit, from its name on."""
     product = Builder(find_compiler(None)).product(unit(name), select(target)[0])
@@ -40,22 +55,20 @@ def compiled_kernels(name: str, target: str) -> list[str]:
 
 @pytest.mark.parametrize("name", ["rms_norm", "gemm-q4_k", "attention_decode-d64"])
 @pytest.mark.parametrize("target", TWINS, ids=[target.name for target in TWINS])
-def test_code_of_another_target_is_what_the_compiler_writes(
-    target: Target, name: str, tmp_path: Path
-) -> None:
-    assert_is_what_the_compiler_writes(unit(name), target, tmp_path)
+def test_code_of_another_target_is_what_the_compiler_writes(target: Target, name: str) -> None:
+    assert_is_what_the_compiler_writes(unit(name), target)
 
 
 @pytest.mark.parametrize("name", ["rms_norm", "gemv-q6_k", "attention_decode-d64"])
 @pytest.mark.parametrize("target", select(",".join(RELIEVED)), ids=RELIEVED)
 def test_code_with_the_workaround_of_a_bug_differs_in_scalar_registers(
-    target: Target, name: str, tmp_path: Path
+    target: Target, name: str
 ) -> None:
     """Other numbers of these change the order of a few instructions, and what moves a value."""
     compiled = unit(name)
-    find_compiler(None).amd(compiled, target, tmp_path / name)
-    metadata = kernel_metadata((tmp_path / f"{name}.co").read_bytes())
-    written = kernel_code((tmp_path / f"{name}.s").read_text())
+    whole = compiled_at_once(compiled, target)
+    metadata = kernel_metadata(whole.code.read_bytes())
+    written = kernel_code(whole.assembly.read_text())
     product = Builder(find_compiler(None)).product(compiled, target)
     code = kernel_code(product.assembly.read_text())
     for kernel, resources in kernel_metadata(product.code.read_bytes()).items():
@@ -69,20 +82,17 @@ def test_code_with_the_workaround_of_a_bug_differs_in_scalar_registers(
 @pytest.mark.parametrize("name", ["rms_norm", "gemv-q6_k", "lora"])
 @pytest.mark.parametrize("target", FROM_IR, ids=[target.name for target in FROM_IR])
 def test_code_from_ir_of_this_or_another_target_is_what_the_compiler_writes(
-    target: Target, name: str, tmp_path: Path
+    target: Target, name: str
 ) -> None:
-    assert_is_what_the_compiler_writes(unit(name), target, tmp_path)
+    assert_is_what_the_compiler_writes(unit(name), target)
 
 
-def assert_is_what_the_compiler_writes(
-    compiled: TranslationUnit, target: Target, folder: Path
-) -> None:
+def assert_is_what_the_compiler_writes(compiled: TranslationUnit, target: Target) -> None:
     """The build's product, which is there already where all targets have been built."""
-    find_compiler(None).amd(compiled, target, folder / compiled.name)
+    written = compiled_at_once(compiled, target)
     product = Builder(find_compiler(None)).product(compiled, target)
-    written = (folder / f"{compiled.name}.s").read_text()
-    assert kernel_code(product.assembly.read_text()) == kernel_code(written)
-    assert product.code.read_bytes() == (folder / f"{compiled.name}.co").read_bytes()
+    assert kernel_code(product.assembly.read_text()) == kernel_code(written.assembly.read_text())
+    assert product.code.read_bytes() == written.code.read_bytes()
 
 
 def test_another_compiler_compiles_each_target(tmp_path: Path) -> None:

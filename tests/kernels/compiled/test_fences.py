@@ -26,6 +26,7 @@ ARRIVING = (
 )
 """Sources whose kernels count arrivals."""
 FAULTY = ROOT / "tests/platform/faulty"
+INSTRUCTION = re.compile(r"\n\t([a-z].*)")
 ARRIVAL = re.compile(r"global_atomic_add.* (glc|sc0|th:TH_ATOMIC_RETURN)\b")
 BARRIER = re.compile(r"s_barrier\b|s_barrier_wait")
 STORE, LOAD = re.compile(r"(global|flat)_store_"), re.compile(r"(global|flat|buffer|s)_load_")
@@ -68,17 +69,27 @@ def is_rdna4(target: Target) -> bool:
     return target.cpu.startswith("gfx12")
 
 
-def lines_of(target: Target) -> list[str]:
-    """The instructions of a kernel whose last block reads what the others have written."""
+@pytest.fixture(scope="module")
+def builder() -> Builder:
+    return Builder(find_compiler(None))
+
+
+@pytest.fixture(scope="module")
+def units() -> dict[str, tuple[TranslationUnit, ...]]:
+    """Those of each source, by its name."""
+    return {source.name: source.translation_units for source in read_table()}
+
+
+@pytest.fixture(scope="module")
+def last_block() -> TranslationUnit:
+    """A kernel whose last block reads what the others have written."""
     source = next(source for source in read_table(FAULTY) if source.kernels == {"rf_last_block"})
-    return instructions(source.translation_units[0], target)
+    return source.translation_units[0]
 
 
-def instructions(unit: TranslationUnit, target: Target) -> list[str]:
+def instructions(builder: Builder, unit: TranslationUnit, target: Target) -> list[str]:
     """The machine code of all kernels of a translation unit."""
-    product = Builder(find_compiler(None)).product(unit, target)
-    lines = product.assembly.read_text().splitlines()
-    return [line.strip() for line in lines if re.match(r"\t[a-z]", line)]
+    return INSTRUCTION.findall(builder.product(unit, target).assembly.read_text())
 
 
 def unfenced(lines: list[str], target: Target) -> list[str]:
@@ -87,14 +98,14 @@ def unfenced(lines: list[str], target: Target) -> list[str]:
     arrivals = [place for place, line in enumerate(lines) if ARRIVAL.match(line)]
     assert arrivals, "no kernel counts arrivals here"
     for place in arrivals:
-        before = lines[:place]
-        barrier = max(place for place, line in enumerate(before) if BARRIER.match(line))
-        stored = takewhile(lambda line: not STORE.match(line), reversed(lines[:barrier]))
+        barrier = next(at for at in range(place - 1, -1, -1) if BARRIER.match(lines[at]))
+        before = (lines[at] for at in range(barrier - 1, -1, -1))
+        stored = takewhile(lambda line: not STORE.match(line), before)
         if not in_order(list(stored)[::-1], release_of(target)):
             wrong.append(f"{lines[place]} at {place}: no release")
-        behind = lines[place:]
-        barrier = next(place for place, line in enumerate(behind) if BARRIER.match(line))
-        unread = list(takewhile(lambda line: not LOAD.match(line), behind[barrier:]))
+        barrier = next(at for at in range(place, len(lines)) if BARRIER.match(lines[at]))
+        behind = (lines[at] for at in range(barrier, len(lines)))
+        unread = list(takewhile(lambda line: not LOAD.match(line), behind))
         if not in_order(unread, acquire_of(target)):
             wrong.append(f"{lines[place]} at {place}: no acquire")
     return wrong
@@ -106,19 +117,22 @@ def in_order(lines: list[str], patterns: tuple[str, ...]) -> bool:
     return all(any(re.match(pattern, line) for line in rest) for pattern in patterns)
 
 
-def test_arrivals_are_fenced(target: Target) -> None:
-    assert not unfenced(lines_of(target), target)
+def test_arrivals_are_fenced(builder: Builder, last_block: TranslationUnit, target: Target) -> None:
+    assert not unfenced(instructions(builder, last_block, target), target)
 
 
 @pytest.mark.parametrize("name", ARRIVING)
-def test_arrivals_of_every_kernel_are_fenced(target: Target, name: str) -> None:
-    source = next(source for source in read_table() if source.name == name)
-    for unit in source.translation_units:
-        assert not unfenced(instructions(unit, target), target), unit.name
+def test_arrivals_of_every_kernel_are_fenced(
+    builder: Builder, units: dict[str, tuple[TranslationUnit, ...]], target: Target, name: str
+) -> None:
+    for unit in units[name]:
+        assert not unfenced(instructions(builder, unit, target), target), unit.name
 
 
-def test_a_fence_that_is_left_out_is_found(target: Target) -> None:
-    lines = lines_of(target)
+def test_a_fence_that_is_left_out_is_found(
+    builder: Builder, last_block: TranslationUnit, target: Target
+) -> None:
+    lines = instructions(builder, last_block, target)
     for patterns, what in ((release_of(target), "release"), (acquire_of(target), "acquire")):
         for pattern in patterns:
             without = [line for line in lines if not re.match(pattern, line)]
