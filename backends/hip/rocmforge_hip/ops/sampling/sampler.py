@@ -9,7 +9,7 @@ from rocmforge_hip.device.memory import DeviceArray
 from rocmforge_hip.kernels import rows as row_kernels
 from rocmforge_hip.kernels import sampling
 from rocmforge_hip.ops.activations import Activation, ActivationArrays
-from rocmforge_hip.ops.geometry import Geometry
+from rocmforge_hip.ops.geometry import Geometry, whole_waves
 from rocmforge_hip.ops.operands import f32_of
 from rocmforge_hip.ops.sampling.processors import Processors
 from rocmforge_hip.ops.step.device_step import DeviceStep
@@ -94,11 +94,13 @@ class Sampler:
         if needs.processes:
             self.processors.apply(step, scores, self.tokens)
         highest, temperature = arrays.highest, inputs.temperature
-        self._max.launch(grid, _THREADS, scores=scores, highest=highest, vocab=vocab)
+        # They take four tokens at a time.
+        threads = min(_THREADS, whole_waves(ceil_div(vocab, 4 * parts)))
+        self._max.launch(grid, threads, scores=scores, highest=highest, vocab=vocab)
         if needs.filters:
             self._filter.launch(
                 (rows, 1, 1),
-                self._filter.max_threads,
+                min(self._filter.max_threads, whole_waves(vocab)),
                 scores=scores,
                 highest=highest,
                 temperature=temperature,
@@ -112,7 +114,7 @@ class Sampler:
         if needs.draws:
             self._draw.launch(
                 grid,
-                _THREADS,
+                threads,
                 scores=scores,
                 highest=highest,
                 temperature=temperature,
@@ -142,7 +144,7 @@ class Sampler:
         logprobs, top_ids, top_logprobs = layout.arrays(self.tokens.address)
         self._logprobs.launch(
             (rows, 1, 1),
-            self._logprobs.max_threads,
+            min(self._logprobs.max_threads, whole_waves(logits.features)),
             logits=f32_of(logits),
             tokens=self.tokens,
             num_logprobs=step.inputs.num_logprobs,
