@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import inspect
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
+from types import MappingProxyType
 from typing import Annotated, Any, Final, Protocol, get_args, get_type_hints
 
 import numpy as np
@@ -150,7 +151,7 @@ def check_declaration(
     Raises:
         KernelArgumentError: Names, order or types differ; says which.
     """
-    parameters = list(_declared(declaration))
+    parameters = _declared(declaration)
     types = {name: kind for name, kind, _ in parameters}
     taken = {argument["name"]: argument["type"] for argument in arguments}
     names = [name for name, _, is_needed in parameters if is_needed or name in taken]
@@ -173,21 +174,32 @@ def check_declaration(
 
 def records_of(declaration: Callable[..., None]) -> dict[str, Record]:
     """Returns the keywords of a declaration that stand for records, each with what it is."""
-    hints = get_type_hints(declaration, include_extras=True)
-    kinds = {name: _kind(hint) for name, hint in hints.items()}
+    kinds = _kinds(declaration)
     return {name: kind for name, kind in kinds.items() if isinstance(kind, Record)}
 
 
-def _declared(declaration: Callable[..., None]) -> Iterator[tuple[str, str, bool]]:
-    """Yields each argument: its name, the manifest's name of its type, whether all variants do."""
-    hints = get_type_hints(declaration, include_extras=True)
+@cache
+def _declared(declaration: Callable[..., None]) -> tuple[tuple[str, str, bool], ...]:
+    """Returns each argument: its name, the manifest's name of its type, whether all variants do."""
+    kinds, found = _kinds(declaration), list[tuple[str, str, bool]]()
     for each in inspect.signature(declaration).parameters.values():
-        kind, is_needed = _kind(hints[each.name]), each.default is each.empty
+        kind, is_needed = kinds[each.name], each.default is each.empty
         if isinstance(kind, str):
-            yield each.name, kind, is_needed
+            found.append((each.name, kind, is_needed))
         else:
             for name, own in zip(kind.names(each.name), kind.kinds.values(), strict=True):
-                yield name, own, is_needed
+                found.append((name, own, is_needed))
+    return tuple(found)
+
+
+@cache
+def _kinds(declaration: Callable[..., None]) -> Mapping[str, str | Record]:
+    """Returns what `_kind` says of each annotation.
+
+    They are text, to be compiled, and a declaration is that of many kernels.
+    """
+    hints = get_type_hints(declaration, include_extras=True)
+    return MappingProxyType({name: _kind(hint) for name, hint in hints.items()})
 
 
 def _kind(hint: Any) -> str | Record:
