@@ -69,26 +69,50 @@ def runner_of(
     return load_hip(stack, write_quantized(model, "q4_k", folder, mix), options)
 
 
-def results(runner: HipRunner, counts: tuple[int, ...] = (1, 2, 4)) -> list[StepOutput]:
-    """Steps of so many sequences after a prompt.
-
-    On NVIDIA GPUs four go through int8 matrix instructions, which no variant changes.
-    """
+def prompted(runner: HipRunner, sequences: int) -> Driver:
+    """A driver of so many sequences, after their prompts: four in a step, which has no variants."""
     driver = Driver(runner)
-    few = runner.info.device.target.startswith("sm_")
-    return [decodes(driver, count) for count in counts if count < 4 or not few]
+    for first in range(0, sequences, 4):
+        rows = range(first, min(first + 4, sequences))
+        driver.run(
+            *(Chunk(tokens=PROMPT[: length(row)], blocks=[1 + row], wants=()) for row in rows)
+        )
+    return driver
+
+
+def length(row: int) -> int:
+    """Of a sequence's prompt: they are not the same, and few enough for a step of four."""
+    return 2 + row % 2
 
 
 def decodes(driver: Driver, count: int) -> StepOutput:
-    """A step of so many sequences, after their prompts."""
-    for row in range(count):
-        driver.run(Chunk(tokens=PROMPT[: 5 + row], blocks=[1 + row]))
+    """A step of so many sequences, after their prompts.
+
+    It can be taken again and again, as it only writes what it wrote before; with states, which it
+    changes, prompts come anew.
+    """
+    if driver.runner.info.state_slots:
+        driver = prompted(runner_under(driver), count)
     return driver.run(
         *(
-            Chunk(tokens=[7 + row], start=5 + row, blocks=[1 + row], wants=WANTS)
+            Chunk(tokens=[7 + row], start=length(row), blocks=[1 + row], wants=WANTS)
             for row in range(count)
         )
     )
+
+
+def results(driver: Driver, counts: tuple[int, ...] = (1, 2, 4)) -> list[StepOutput]:
+    """Steps of so many sequences.
+
+    On NVIDIA GPUs four go through int8 matrix instructions, which no variant changes.
+    """
+    few = runner_under(driver).info.device.target.startswith("sm_")
+    return [decodes(driver, count) for count in counts if count < 4 or not few]
+
+
+def runner_under(driver: Driver) -> HipRunner:
+    assert isinstance(driver.runner, HipRunner)
+    return driver.runner
 
 
 @pytest.mark.parametrize(
@@ -184,11 +208,12 @@ def added(
 ) -> dict[str, int]:
     """What the second model takes beyond the first; all variants give the same bits."""
     launches, bits = {}, {}
+    drivers = [prompted(runner, max(counts)) for runner in runners]
     for variant in variants:
         found = []
-        for runner in runners:
+        for runner, driver in zip(runners, drivers, strict=True):
             runner.variants = StepVariants.always(variant)
-            outputs = results(runner, counts)
+            outputs = results(driver, counts)
             found.append([output.cost.launches for output in outputs if output.cost is not None])
         launches[variant], *others = (more - less for less, more in zip(*found, strict=True))
         # Norms of several tokens are not left for later.
@@ -252,12 +277,13 @@ def test_layers_with_experts_give_the_same_bits(
     model = replace(model, config=model.config | {"head_dim": head_dim}, keys=model.keys | sizes)
     path = write_quantized(model, "q8_0", tmp_path, {"ffn_gate_inp": "f32"})
     runner, found = load_hip(stack, path, OPTIONS), []
+    driver = prompted(runner, 4)
     for variant in ("plain", "fewest"):
         runner.variants = StepVariants.always(variant)
         found.append(
             [
                 (output.token_ids.tobytes(), output.logprobs.tobytes())
-                for output in results(runner)
+                for output in results(driver)
                 if output.logprobs is not None
             ]
         )
@@ -281,7 +307,7 @@ def test_norms_add_up_the_splits_of_products(
         # Rows of 512 are the shortest that are split.
         sizes = {"num_attention_heads": 8, "intermediate_size": 512}
         runner = runner_of(stack, tmp_path, name, 3, options, **sizes)
-        output = decodes(Driver(runner), 20)
+        output = decodes(prompted(runner, 20), 20)
         assert output.logprobs is not None
         assert output.cost is not None
         found.append((output.token_ids.tobytes(), output.logprobs.tobytes()))
@@ -309,7 +335,7 @@ def test_norms_add_up_what_experts_made(
     for leaves in (True, False):
         if not leaves:
             monkeypatch.setattr(ExpertLayers, "_adds_and_norms", lambda *_: False)
-        driver = Driver(runner_of(stack, tmp_path, name, 3, options))
+        driver = prompted(runner_of(stack, tmp_path, name, 3, options), 16)
         outputs = [decodes(driver, count) for count in (8, 16)]
         outputs.append(driver.run(Chunk(tokens=PROMPT, blocks=[1, 2], wants=WANTS)))
         launches.append([output.cost.launches for output in outputs if output.cost is not None])
