@@ -95,7 +95,7 @@ def talk(runner: Runner) -> Said:
     beside = driver.run(one, other).logprobs
     assert beside is not None
     values = np.concatenate([np.concatenate(found).reshape(-1), beside])
-    return Said(values, driver.greedy(LONG_PROMPT[:5], [6], 8))
+    return Said(values, driver.greedy(LONG_PROMPT[:5], [6], 5))
 
 
 def assert_agree(stack: ExitStack, model: Path, ranks: int = RANKS, **changes: Any) -> None:
@@ -150,9 +150,9 @@ def test_two_devices_split_a_folder(stack: ExitStack, tmp_path: Path) -> None:
     ("name", "length", "graphs"),
     [
         ("lfm2", 72, "on"),
-        ("qwen35", 24, "auto"),
-        ("nemotron_h", 24, "on"),
-        ("granitehybrid-dense", 24, "on"),
+        ("qwen35", 12, "auto"),
+        ("nemotron_h", 12, "on"),
+        ("granitehybrid-dense", 12, "on"),
     ],
 )
 def test_answers_through_the_engine_are_those_of_one_device(
@@ -210,7 +210,7 @@ def test_drafts_by_prompt_lookup_give_the_tokens_of_one_device_without(
     }
     path = write_model(replace(few_tokens, shapes=shapes), tmp_path)
     prompts = [tuple((7 * i * k) % 12 for i in range(20)) for k in range(1, 7)]
-    plain = msgspec.structs.replace(GREEDY, max_tokens=40)
+    plain = msgspec.structs.replace(GREEDY, max_tokens=24)
     looked_up = msgspec.structs.replace(plain, prompt_lookup_tokens=5)
     without = [(prompt, plain) for prompt in prompts]
     changes = {"max_sequences": 8, "max_batched_tokens": 64, "kv_blocks": 64, "draft_tokens": 5}
