@@ -270,14 +270,11 @@ def _deferred(bench: Workbench) -> float:
     if not np.array_equal(bench.get(chosen.i32), places):
         return float("inf")
     sizes, largest, kind = np.abs(want), _largest_of_blocks(read), bench.config.activation
+    matrices = [values_of(each) for each in (experts.gate, experts.up, experts.down)]
+    biases = [values_of(b) for b in (experts.gate_bias, experts.up_bias, experts.down_bias)]
     for expert, weight in zip(places[0].tolist(), weights[0].tolist(), strict=True):
-        gate, up, down = (
-            values_of(present(each))[expert] for each in (experts.gate, experts.up, experts.down)
-        )
-        of_gate, of_up, of_down = (
-            values_of(present(each))[expert]
-            for each in (experts.gate_bias, experts.up_bias, experts.down_bias)
-        )
+        gate, up, down = (each[expert] for each in matrices)
+        of_gate, of_up, of_down = (each[expert] for each in biases)
         gated, linear = read @ gate.T + of_gate, read @ up.T + of_up
         inner = oracle.gated(gated, linear, kind)
         rounded = largest @ np.abs(gate).T * np.abs(linear + 1) + largest @ np.abs(up).T
