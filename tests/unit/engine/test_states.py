@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
@@ -43,6 +43,7 @@ def test_every_sequence_goes_on_from_its_own_state(
     config = replace(STATES, num_blocks=num_blocks, max_context=96, pipeline_depth=depth)
     bench = Bench(config, FOUR)
     sizes = [size for size in sizes if sum(size) <= 4 * num_blocks]
+    assume(sizes)
     cancelled = data.draw(st.sets(st.integers(0, 11)))
     for number, (length, tokens) in enumerate(sizes):
         bench.submit(request(number, prompt(number, length), SamplingParams(max_tokens=tokens)))
@@ -108,6 +109,7 @@ def test_sequences_go_on_from_the_states_after_their_last_accepted_draft_token(
     draft = replace(plain, num_slots=0, wrong_one_in=4)
     bench = Bench(config, FOUR, draft=draft)
     sizes = [size for size in sizes if sum(size) <= 4 * num_blocks]
+    assume(sizes)
     cancelled = data.draw(st.sets(st.integers(0, 8)))
     for number, (length, tokens) in enumerate(sizes):
         sampling = SamplingParams(max_tokens=tokens, draft_model_tokens=4)
