@@ -38,7 +38,9 @@ with tempfile.TemporaryDirectory() as folder:
                 *("--data-args", json.dumps(columns), "--output-path", str(report)),
                 *("--disable-progress", "--disable-console-outputs"),
             ],
-            env=os.environ | {"GUIDELLM__PREFERRED_ROUTE": route, "HF_HUB_OFFLINE": "1"},
+            env=os.environ
+            | {"GUIDELLM__PREFERRED_ROUTE": route, "HF_HUB_OFFLINE": "1"}
+            | {"GUIDELLM__MAX_WORKER_PROCESSES": "2"},  # ten by default, which ask for work all day
             stdout=sys.stderr,
             check=True,
         )
