@@ -150,9 +150,9 @@ def test_two_devices_split_a_folder(stack: ExitStack, tmp_path: Path) -> None:
     ("name", "length", "graphs"),
     [
         ("lfm2", 72, "on"),
-        ("qwen35", 12, "auto"),
-        ("nemotron_h", 12, "on"),
-        ("granitehybrid-dense", 12, "on"),
+        ("qwen35", 14, "auto"),
+        ("nemotron_h", 14, "on"),
+        ("granitehybrid-dense", 14, "on"),
     ],
 )
 def test_answers_through_the_engine_are_those_of_one_device(
