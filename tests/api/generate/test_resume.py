@@ -133,10 +133,9 @@ def test_an_answer_goes_on_where_it_was_twice(
 
 
 def test_the_answers_are_of_every_kind(undisturbed: dict[str, dict[str, Any]]) -> None:
-    seen = undisturbed
-    assert [bool(seen[kind]["thoughts"]) for kind in REQUESTS] == [False] * 3 + [True] * 3
+    assert [bool(undisturbed[kind]["thoughts"]) for kind in REQUESTS] == [False] * 3 + [True] * 3
     for kind in ("schema", "thoughts, then a schema"):
-        assert 40 <= len(json.loads(seen[kind]["text"])["name"]) <= 60
+        assert 40 <= len(json.loads(undisturbed[kind]["text"])["name"]) <= 60
     for kind in ("calls", "thoughts, then a call"):
-        assert set(seen[kind]["names"]) == {"call"}
-        assert seen[kind]["reasons"] == ["tool_calls"]
+        assert set(undisturbed[kind]["names"]) == {"call"}
+        assert undisturbed[kind]["reasons"] == ["tool_calls"]

@@ -9,7 +9,7 @@ import json
 import re
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -67,6 +67,11 @@ def engine_numbers(http: httpx.Client) -> dict[str, float]:
     return {name: values[name] for name in (TAKEN, *HELD)}
 
 
+def is_held(numbers: Mapping[str, float]) -> bool:
+    """Whether a request still has something of the engine."""
+    return any(numbers[name] for name in HELD)
+
+
 @pytest.mark.parametrize("row", TABLE, ids=str)
 def test_a_bad_request_is_told_what_was_wrong_and_leaves_nothing(
     http: httpx.Client, row: BadRequest
@@ -74,7 +79,7 @@ def test_a_bad_request_is_told_what_was_wrong_and_leaves_nothing(
     taken = engine_numbers(http)[TAKEN]
     assert_told(row, send(http, row))
     deadline = time.monotonic() + SETTLE_S
-    while any(map((numbers := engine_numbers(http)).get, HELD)):  # asks once for all of them
+    while is_held(numbers := engine_numbers(http)):
         assert time.monotonic() < deadline, numbers
     comes_to_the_engine = row.status == 504
     assert (numbers[TAKEN] > taken) == comes_to_the_engine

@@ -20,6 +20,8 @@ from pathlib import Path
 url, streams, lengths = sys.argv[1], sys.argv[2], json.loads(Path(sys.argv[3]).read_text())
 routes = {"text": "text_completions", "chat": "chat_completions"}
 found = {}
+# Its ten workers would ask for work without end.
+environment = os.environ | {"GUIDELLM__MAX_WORKER_PROCESSES": "2", "HF_HUB_OFFLINE": "1"}
 
 with tempfile.TemporaryDirectory() as folder:
     data, report = Path(folder) / "data.jsonl", Path(folder) / "report.json"
@@ -38,9 +40,7 @@ with tempfile.TemporaryDirectory() as folder:
                 *("--data-args", json.dumps(columns), "--output-path", str(report)),
                 *("--disable-progress", "--disable-console-outputs"),
             ],
-            env=os.environ
-            | {"GUIDELLM__PREFERRED_ROUTE": route, "HF_HUB_OFFLINE": "1"}
-            | {"GUIDELLM__MAX_WORKER_PROCESSES": "2"},  # ten by default, which ask for work all day
+            env=environment | {"GUIDELLM__PREFERRED_ROUTE": route},
             stdout=sys.stderr,
             check=True,
         )
