@@ -8,8 +8,6 @@ from typing import Any, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
-from gguf.constants import GGMLQuantizationType
-from gguf.quants import dequantize
 
 from rocmforge.checkpoint.formats import WeightFormat
 
@@ -71,6 +69,10 @@ def _decode(format: WeightFormat, blocks: npt.NDArray[np.uint8]) -> npt.NDArray[
     if format.name == "q1_0":
         bits = _one_bit(blocks.reshape(-1, format.block_bytes))
         return bits.reshape(len(blocks), -1)
+    # All of the package comes with it: only who decodes shall wait for that.
+    from gguf.constants import GGMLQuantizationType
+    from gguf.quants import dequantize
+
     return dequantize(blocks, GGMLQuantizationType[format.name.upper()])
 
 

@@ -11,10 +11,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from gguf.constants import GGUFType, Keys
-
 from rocmforge.checkpoint.tensor import Tensor
 from rocmforge.errors import BadAdapter, BadGguf, UnsupportedTensor
+from rocmforge.gguf.constants import (
+    ADAPTER,
+    ADAPTER_LORA_ALPHA,
+    ADAPTER_TYPE,
+    ARCHITECTURE,
+    MODEL,
+    TYPE,
+)
 from rocmforge.gguf.names import NAMES
 from rocmforge.gguf.reader import GgufFile, open_gguf
 from rocmforge.models.config import ModelConfig
@@ -51,13 +57,11 @@ def read_adapter(config: ModelConfig, spec: AdapterSpec) -> Adapter:
 
 def _check_kind(config: ModelConfig, spec: AdapterSpec, file: GgufFile) -> float:
     """Refuses what is not a LoRA adapter for this architecture; returns alpha, or 0."""
-    if (kind := file.get_str(Keys.General.TYPE, GGUFType.MODEL)) != GGUFType.ADAPTER:
-        raise BadAdapter(
-            spec.path, f"its {Keys.General.TYPE} is {kind!r}, that of adapters is 'adapter'"
-        )
-    if (kind := file.get_str(Keys.Adapter.TYPE)) != "lora":
+    if (kind := file.get_str(TYPE, MODEL)) != ADAPTER:
+        raise BadAdapter(spec.path, f"its {TYPE} is {kind!r}, that of adapters is 'adapter'")
+    if (kind := file.get_str(ADAPTER_TYPE)) != "lora":
         raise BadAdapter(spec.path, f"it is an adapter of type {kind!r}; only 'lora' is supported")
-    architecture = file.get_str(Keys.General.ARCHITECTURE)
+    architecture = file.get_str(ARCHITECTURE)
     if architecture != config.architecture:
         raise BadAdapter(
             spec.path, f"it is for {architecture} models, and this is a {config.architecture} model"
@@ -67,9 +71,9 @@ def _check_kind(config: ModelConfig, spec: AdapterSpec, file: GgufFile) -> float
             spec.path,
             f"it begins to act at certain tokens ({_INVOCATION}), which is not supported",
         )
-    alpha = file.get_float(Keys.Adapter.LORA_ALPHA, 0.0)
+    alpha = file.get_float(ADAPTER_LORA_ALPHA, 0.0)
     if not math.isfinite(alpha):
-        raise BadAdapter(spec.path, f"its {Keys.Adapter.LORA_ALPHA} is {alpha}")
+        raise BadAdapter(spec.path, f"its {ADAPTER_LORA_ALPHA} is {alpha}")
     return alpha
 
 

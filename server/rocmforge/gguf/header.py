@@ -19,15 +19,15 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
-from gguf.constants import (
-    GGUF_DEFAULT_ALIGNMENT,
-    KEY_GENERAL_ALIGNMENT,
-    GGMLQuantizationType,
-    GGUFValueType,
-)
 
 from rocmforge.checkpoint.formats import FORMATS, WeightFormat
 from rocmforge.errors import BadGguf, UnsupportedTensor
+from rocmforge.gguf.constants import (
+    ALIGNMENT,
+    DEFAULT_ALIGNMENT,
+    TENSOR_TYPES,
+    ValueType,
+)
 from rocmforge.gguf.cursor import Buffer, Cursor
 from rocmforge.gguf.metadata import MetadataValue, TypedMetadata
 
@@ -41,18 +41,18 @@ MAX_DIM: Final = 2**63 - 1  # ggml keeps dimensions in int64
 _MIN_KV_BYTES: Final = 8 + 1 + 4 + 1  # key length, a one-letter key, value type, a one-byte value
 _MIN_TENSOR_BYTES: Final = 8 + 1 + 4 + 4 + 8  # name length, name, dimension count, type, offset
 
-_DTYPES: Final[dict[GGUFValueType, np.dtype[Any]]] = {
-    GGUFValueType.UINT8: np.dtype("u1"),
-    GGUFValueType.INT8: np.dtype("i1"),
-    GGUFValueType.UINT16: np.dtype("<u2"),
-    GGUFValueType.INT16: np.dtype("<i2"),
-    GGUFValueType.UINT32: np.dtype("<u4"),
-    GGUFValueType.INT32: np.dtype("<i4"),
-    GGUFValueType.FLOAT32: np.dtype("<f4"),
-    GGUFValueType.BOOL: np.dtype("?"),
-    GGUFValueType.UINT64: np.dtype("<u8"),
-    GGUFValueType.INT64: np.dtype("<i8"),
-    GGUFValueType.FLOAT64: np.dtype("<f8"),
+_DTYPES: Final[dict[ValueType, np.dtype[Any]]] = {
+    ValueType.UINT8: np.dtype("u1"),
+    ValueType.INT8: np.dtype("i1"),
+    ValueType.UINT16: np.dtype("<u2"),
+    ValueType.INT16: np.dtype("<i2"),
+    ValueType.UINT32: np.dtype("<u4"),
+    ValueType.INT32: np.dtype("<i4"),
+    ValueType.FLOAT32: np.dtype("<f4"),
+    ValueType.BOOL: np.dtype("?"),
+    ValueType.UINT64: np.dtype("<u8"),
+    ValueType.INT64: np.dtype("<i8"),
+    ValueType.FLOAT64: np.dtype("<f8"),
 }
 
 
@@ -97,7 +97,7 @@ def parse_header(buffer: Buffer, path: Path) -> Header:
 
     Raises:
         BadGguf: Anything in the header is wrong; the message says what and at which byte.
-        UnsupportedTensor: A tensor has a type that the `gguf` package does not know.
+        UnsupportedTensor: A tensor has a type that is unknown.
     """
     cursor = Cursor(buffer, path)
     version = _read_version(cursor)
@@ -146,7 +146,7 @@ def _read_version(cursor: Cursor) -> int:
 def _read_metadata(cursor: Cursor, count: int) -> tuple[dict[str, MetadataValue], int]:
     """Reads all keys and values, and the alignment they ask for."""
     metadata: dict[str, MetadataValue] = {}
-    alignment = GGUF_DEFAULT_ALIGNMENT
+    alignment = DEFAULT_ALIGNMENT
     for index in range(count):
         at = cursor.position
         key = cursor.name(f"metadata key {index}", MAX_KEY_BYTES)
@@ -157,8 +157,8 @@ def _read_metadata(cursor: Cursor, count: int) -> tuple[dict[str, MetadataValue]
         value_type = _read_value_type(cursor, what)
         value = _read_value(cursor, value_type, what)
         metadata[key] = value
-        if key == KEY_GENERAL_ALIGNMENT:
-            if value_type != GGUFValueType.UINT32:
+        if key == ALIGNMENT:
+            if value_type != ValueType.UINT32:
                 raise cursor.bad(f"{what} is of type {value_type.name}, not UINT32", at)
             assert isinstance(value, int)
             if value.bit_count() != 1:
@@ -167,19 +167,19 @@ def _read_metadata(cursor: Cursor, count: int) -> tuple[dict[str, MetadataValue]
     return metadata, alignment
 
 
-def _read_value_type(cursor: Cursor, what: str) -> GGUFValueType:
+def _read_value_type(cursor: Cursor, what: str) -> ValueType:
     at = cursor.position
     number = cursor.integer("<u4", f"the type of {what}")
     try:
-        return GGUFValueType(number)
+        return ValueType(number)
     except ValueError:
         raise cursor.bad(f"unknown value type {number} of {what}", at) from None
 
 
-def _read_value(cursor: Cursor, value_type: GGUFValueType, what: str) -> MetadataValue:
-    if value_type == GGUFValueType.STRING:
+def _read_value(cursor: Cursor, value_type: ValueType, what: str) -> MetadataValue:
+    if value_type == ValueType.STRING:
         return cursor.string(what).decode("utf-8", "surrogateescape")
-    if value_type == GGUFValueType.ARRAY:
+    if value_type == ValueType.ARRAY:
         return _read_array(cursor, what)
     value: bool | int | float = cursor.numbers(_DTYPES[value_type], 1, what)[0].item()
     return value
@@ -189,9 +189,9 @@ def _read_array(cursor: Cursor, what: str) -> npt.NDArray[Any] | list[str]:
     at = cursor.position
     element_type = _read_value_type(cursor, f"the elements of {what}")
     count = cursor.integer("<u8", f"the length of {what}")
-    if element_type == GGUFValueType.STRING:
+    if element_type == ValueType.STRING:
         return cursor.strings(count, what)
-    if element_type == GGUFValueType.ARRAY:
+    if element_type == ValueType.ARRAY:
         # The format allows it, but llama.cpp refuses it as well and no writer produces it.
         raise cursor.bad(f"{what} is an array of arrays, which cannot be read", at)
     return cursor.numbers(_DTYPES[element_type], count, what)
@@ -228,8 +228,8 @@ def _read_tensor_info(cursor: Cursor, index: int) -> TensorInfo:
     type_at = cursor.position
     type_number = cursor.integer("<u4", f"the type of {what}")
     try:
-        format = FORMATS[GGMLQuantizationType(type_number).name.lower()]
-    except (ValueError, KeyError):
+        format = FORMATS[TENSOR_TYPES[type_number]]
+    except KeyError:
         raise UnsupportedTensor(
             name, f"its type {type_number} is unknown (byte {type_at} of {cursor.path})"
         ) from None

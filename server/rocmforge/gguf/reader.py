@@ -18,11 +18,15 @@ from pathlib import Path
 from types import MappingProxyType
 
 import numpy as np
-from gguf.constants import Keys
 
 from rocmforge.checkpoint.locator import Locator
 from rocmforge.checkpoint.tensor import Tensor
 from rocmforge.errors import BadGguf, ModelFileNotFound
+from rocmforge.gguf.constants import (
+    SPLIT_COUNT,
+    SPLIT_NO,
+    SPLIT_TENSORS_COUNT,
+)
 from rocmforge.gguf.header import Header, parse_header
 from rocmforge.gguf.metadata import TypedMetadata
 
@@ -108,11 +112,11 @@ def _map_shard(path: Path) -> _Shard:
 
 def _map_siblings(first: Header) -> list[_Shard]:
     """Maps the other shards of a split model, in order; none if it is not split."""
-    count = first.get_int(Keys.Split.LLM_KV_SPLIT_COUNT, default=1)
+    count = first.get_int(SPLIT_COUNT, default=1)
     if count <= 1:
         return []
     path = first.path
-    if (index := first.get_int(Keys.Split.LLM_KV_SPLIT_NO)) != 0:
+    if (index := first.get_int(SPLIT_NO)) != 0:
         raise BadGguf(
             str(path), f"it is shard {index + 1} of {count}; open the first, '-00001-of-...'"
         )
@@ -127,8 +131,8 @@ def _map_siblings(first: Header) -> list[_Shard]:
     for index in range(1, count):
         sibling = path.with_name(f"{name['prefix']}-{index + 1:05}-of-{count:05}.gguf")
         shard = _map_shard(sibling)
-        found = shard.header.get_int(Keys.Split.LLM_KV_SPLIT_NO)
-        of = shard.header.get_int(Keys.Split.LLM_KV_SPLIT_COUNT, default=count)
+        found = shard.header.get_int(SPLIT_NO)
+        of = shard.header.get_int(SPLIT_COUNT, default=count)
         if (found, of) != (index, count):
             raise BadGguf(
                 str(sibling),
@@ -136,7 +140,7 @@ def _map_siblings(first: Header) -> list[_Shard]:
                 f"{index + 1} of {count}",
             )
         shards.append(shard)
-    expected = first.get_int(Keys.Split.LLM_KV_SPLIT_TENSORS_COUNT)
+    expected = first.get_int(SPLIT_TENSORS_COUNT)
     total = len(first.tensors) + sum(len(shard.header.tensors) for shard in shards)
     if total != expected:
         raise BadGguf(str(path), f"the {count} shards hold {total} tensors, not {expected}")

@@ -4,22 +4,31 @@ from __future__ import annotations
 
 from typing import Final
 
-from gguf.constants import GGUFType, Keys
-
 from rocmforge.errors import BadAdapter, BadGguf, ModelLoadError, UnsupportedArchitecture
 from rocmforge.gguf.config.encoders import EncoderConfigReader
 from rocmforge.gguf.config.model import ConfigReader
+from rocmforge.gguf.constants import (
+    ADAPTER,
+    ARCHITECTURE,
+    MODEL,
+    SAMPLING_MIN_P,
+    SAMPLING_PENALTY_REPEAT,
+    SAMPLING_TEMP,
+    SAMPLING_TOP_K,
+    SAMPLING_TOP_P,
+    TYPE,
+)
 from rocmforge.gguf.reader import GgufFile
 from rocmforge.models.config import ModelConfig
 from rocmforge.models.families import FAMILIES
 from rocmforge.models.sampling import SamplingDefaults, read_recommendations
 
 _SAMPLING: Final = {
-    "temperature": Keys.General.SAMPLING_TEMP,
-    "top_k": Keys.General.SAMPLING_TOP_K,
-    "top_p": Keys.General.SAMPLING_TOP_P,
-    "min_p": Keys.General.SAMPLING_MIN_P,
-    "repetition_penalty": Keys.General.SAMPLING_PENALTY_REPEAT,
+    "temperature": SAMPLING_TEMP,
+    "top_k": SAMPLING_TOP_K,
+    "top_p": SAMPLING_TOP_P,
+    "min_p": SAMPLING_MIN_P,
+    "repetition_penalty": SAMPLING_PENALTY_REPEAT,
 }
 
 
@@ -33,11 +42,11 @@ def read_config(file: GgufFile) -> ModelConfig:
         ModelLoadError: It is the tower of a model.
         BadGguf: A key is missing, of the wrong type, or contradicts another; names the key.
     """
-    if file.get_str(Keys.General.TYPE, GGUFType.MODEL) == GGUFType.ADAPTER:
+    if file.get_str(TYPE, MODEL) == ADAPTER:
         raise BadAdapter(
             str(file.path), f"it is not a model. Serve its base model with --lora NAME={file.path}"
         )
-    architecture = file.get_str(Keys.General.ARCHITECTURE)
+    architecture = file.get_str(ARCHITECTURE)
     if architecture == "clip":
         raise ModelLoadError(
             f"{file.path} is a tower for images, not a model. Serve the model's own file: a tower "
