@@ -50,10 +50,13 @@ def test_requests_with_curl_are_answered(live: LiveServer, shown: Shown) -> None
 def test_scripts_for_the_official_sdks_run(
     live: LiveServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    def printed(script: str) -> str:
+        exec(named(script, live), {})
+        return capsys.readouterr().out.strip()
+
     assert len(SCRIPTS) >= 2
     for script in SCRIPTS:
-        exec(named(script, live), {})
-        assert capsys.readouterr().out.strip()
+        assert any(printed(script) for _ in range(8)), "tokens are drawn, and may be none or blank"
 
 
 TOOL = {"type": "object", "properties": {"command": {"type": "string"}}, "required": ["command"]}
