@@ -14,6 +14,7 @@ import numpy as np
 
 from rocmforge.errors import ConfigurationError, RocmForgeError
 from rocmforge.gguf.config.reading import read_config, read_sampling
+from rocmforge.gguf.constants import ARCHITECTURE
 from rocmforge.gguf.reader import GgufFile, open_gguf
 from rocmforge.gguf.tokenizer import has_tokenizer, read_templates, read_tokenizer
 from rocmforge.gguf.towers.mmproj import find_mmproj, open_mmproj
@@ -131,7 +132,7 @@ def describe_gguf(path: Path) -> Contents:
         path=file.path,
         size_bytes=file.size_bytes,
         gguf_version=file.version,
-        architecture=file.get_str("general.architecture", "unknown"),
+        architecture=file.get_str(ARCHITECTURE, "unknown"),
         name=file.get_str("general.name", file.path.stem),
         tensors=tensors,
         config=config,

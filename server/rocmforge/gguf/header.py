@@ -22,12 +22,7 @@ import numpy.typing as npt
 
 from rocmforge.checkpoint.formats import FORMATS, WeightFormat
 from rocmforge.errors import BadGguf, UnsupportedTensor
-from rocmforge.gguf.constants import (
-    ALIGNMENT,
-    DEFAULT_ALIGNMENT,
-    TENSOR_TYPES,
-    ValueType,
-)
+from rocmforge.gguf.constants import ALIGNMENT, DEFAULT_ALIGNMENT, TENSOR_TYPES, ValueType
 from rocmforge.gguf.cursor import Buffer, Cursor
 from rocmforge.gguf.metadata import MetadataValue, TypedMetadata
 

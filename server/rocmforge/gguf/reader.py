@@ -22,11 +22,7 @@ import numpy as np
 from rocmforge.checkpoint.locator import Locator
 from rocmforge.checkpoint.tensor import Tensor
 from rocmforge.errors import BadGguf, ModelFileNotFound
-from rocmforge.gguf.constants import (
-    SPLIT_COUNT,
-    SPLIT_NO,
-    SPLIT_TENSORS_COUNT,
-)
+from rocmforge.gguf.constants import SPLIT_COUNT, SPLIT_NO, SPLIT_TENSORS_COUNT
 from rocmforge.gguf.header import Header, parse_header
 from rocmforge.gguf.metadata import TypedMetadata
 

@@ -7,6 +7,7 @@ import math
 import numpy as np
 
 from rocmforge.errors import BadGguf
+from rocmforge.gguf.constants import ARCHITECTURE
 from rocmforge.gguf.reader import GgufFile
 from rocmforge.models.config import MAX_LAYERS
 from rocmforge.models.families import FAMILIES
@@ -15,7 +16,7 @@ from rocmforge.models.pooling import PoolingType
 
 def declared_pooling(file: GgufFile) -> PoolingType:
     """Returns what the model was trained for; NONE if the file does not say, or it is unknown."""
-    architecture = file.metadata.get("general.architecture")
+    architecture = file.metadata.get(ARCHITECTURE)
     value = file.metadata.get(f"{architecture}.pooling_type")
     if isinstance(value, int) and value in {*PoolingType}:
         return PoolingType(value)
@@ -40,7 +41,7 @@ class KeyReader:
 
     def __init__(self, file: GgufFile) -> None:
         self._file = file
-        self._name = file.get_str("general.architecture")
+        self._name = file.get_str(ARCHITECTURE)
         self._family = FAMILIES[self._name]
         self._known = tuple(
             name

@@ -13,6 +13,7 @@ from typing import Final
 from rocmforge.checkpoint.tensor import Summed, Tensor
 from rocmforge.checkpoint.tokenizer import TokenizerData
 from rocmforge.errors import BadTokenizer, ModelLoadError, UnsupportedArchitecture, naming
+from rocmforge.gguf.constants import ARCHITECTURE
 from rocmforge.gguf.reader import GgufFile, open_gguf
 from rocmforge.gguf.towers.config import VISION, read_config, read_processor
 from rocmforge.gguf.towers.names import OUTSIDE_LAYERS, paths_of
@@ -110,7 +111,7 @@ def open_mmproj(
 
 def _read(file: GgufFile, model: ModelConfig, tokens: list[str]) -> tuple[VisionConfig, Checkpoint]:
     embedding_size = model.hidden_size
-    if (architecture := file.get_str("general.architecture", "unknown")) != "clip":
+    if (architecture := file.get_str(ARCHITECTURE, "unknown")) != "clip":
         raise ModelLoadError(
             f"{file.path} is no tower for images, but has the architecture {architecture}. Give "
             "the mmproj file of this model, or leave --mmproj out."
