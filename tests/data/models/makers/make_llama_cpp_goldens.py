@@ -4,6 +4,10 @@ Run manually from the root of the repository, with llama-cpp-python 0.3.36 insta
 or those that are named:
 
     python -m tests.data.models.makers.make_llama_cpp_goldens [NAME...]
+
+Install it from its source archive without the two lines of ggml/src/ggml-cpu/vec.h that define
+GGML_GELU_FP16 and GGML_GELU_QUICK_FP16: with them GELU is looked up in a table of halves, and what
+lies near the middle of two halves is another one on another processor.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Records what llama.cpp computes for tiny models that take images, from pixels to an answer.
 
 Its library for images (libmtmd) reads the same model and mmproj. Run manually from the root of the
-repository, with llama-cpp-python 0.3.36 installed, for all models or those that are named:
+repository, with llama-cpp-python 0.3.36 installed as make_llama_cpp_goldens.py says, for all models
+or those that are named:
 
     python -m tests.data.models.makers.make_llama_cpp_tower_goldens [NAME...]
 """

@@ -1,6 +1,7 @@
 """Tiny models with states: recipes, and how the converter of llama.cpp changes their weights.
 
-The seeds of those with experts are such that no token is near the border between two experts.
+The seeds of those with experts are such that no token is near the border between two experts, and
+that roundings of weights to float32 move no log-probability by 1e-5 of the spread of the logits.
 """
 
 from __future__ import annotations
@@ -270,7 +271,7 @@ RECURRENT_MODELS: Final = (
         name="qwen3next",
         architecture="qwen3next",
         hf_class="Qwen3Next",
-        seed=205,
+        seed=304,
         config=_QWEN_NEXT,
         shapes=delta_shapes(_QWEN_NEXT, fused=True),
         keys=_delta_keys(
