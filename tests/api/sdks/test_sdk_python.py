@@ -85,7 +85,12 @@ def test_the_streaming_helper_accumulates_what_we_send(sdk: openai.OpenAI) -> No
 
 def test_log_probabilities(sdk: openai.OpenAI) -> None:
     completion = sdk.chat.completions.create(
-        model="tiny", messages=MESSAGES, max_tokens=4, logprobs=True, top_logprobs=3
+        model="tiny",
+        messages=MESSAGES,
+        max_tokens=4,
+        temperature=0,
+        logprobs=True,
+        top_logprobs=3,
     )
     logprobs = completion.choices[0].logprobs
     assert logprobs is not None
