@@ -531,6 +531,16 @@ class ReferenceOps:
     def project_residual(self, step: Step, x: Float32Array, weight: Weight) -> Float32Array:
         return self.linear(step, x, weight, None)
 
+    def wants_rows(self, step: Step) -> bool:
+        """Returns True: what is left out by others is computed here."""
+        return True
+
+    def take_wanted(
+        self, step: Step, residual: Float32Array, delta: Float32Array
+    ) -> tuple[Float32Array, Float32Array]:
+        """Returns all rows."""
+        return residual, delta
+
     def take_logit_rows(self, step: Step, x: Float32Array) -> Float32Array:
         return x[step.input.logit_rows]
 

@@ -107,6 +107,7 @@ def _of_causal(
         delta=Forms(f32=of_tokens),
         intermediate=_multiplied(tokens, _most_intermediate(config)),
         logit_rows=_multiplied(rows, hidden_size, f32=spec((rows, hidden_size), "f4")),
+        last_delta=Forms(f32=spec((rows, hidden_size), "f4")),
         logits=Forms(f32=of_logits),
         gathered=Forms(f32=of_logits) if is_shared else None,
         lora_shrunk=lora_shrunk,

@@ -199,7 +199,9 @@ class ActivationArrays(Generic[X]):
     post_normed: Forms[X] | None = None  # [T, hidden_size], what is added to the residual
     # Of causal models.
     rotated: Forms[X] | None = None  # [T, num_heads * key_dim], queries
-    logit_rows: Forms[X] | None = None  # [L, hidden_size], taken from `normed`
+    # [L, hidden_size], taken from `normed`, or from `residual` in front of the last network.
+    logit_rows: Forms[X] | None = None
+    last_delta: Forms[X] | None = None  # [L, hidden_size], taken from `delta` there
     logits: Forms[X] | None = None  # [L, V]
     gathered: Forms[X] | None = None  # [L, V], the logits of all ranks
     lora_shrunk: X | None = None  # float32, products with the A of adapters

@@ -36,6 +36,7 @@ from rocmforge_hip.ops.recurrent.layers import RecurrentLayers
 from rocmforge_hip.ops.resources import Resources
 from rocmforge_hip.ops.rows import HiddenRows, PerLayerRows, RowKernels
 from rocmforge_hip.ops.step.device_step import DeviceStep
+from rocmforge_hip.ops.step.shape import PredictorUse
 from rocmforge_hip.ops.sums import Sums
 from rocmforge_hip.ops.tower import TowerRows
 from rocmforge_hip.weights.formats import MatrixPart, Weight
@@ -583,7 +584,44 @@ class HipOps:
         self._full.attend(step, q, k, v, spec, out)
         return out
 
+    def wants_rows(self, step: DeviceStep) -> bool:
+        return step.shape.rows > 0 or not self.leaves_rows_out(step)
+
+    def take_wanted(
+        self, step: DeviceStep, residual: Activation, delta: Activation
+    ) -> tuple[Activation, Activation]:
+        if not self.leaves_rows_out(step):
+            return residual, delta
+        delta = self._sums.made(delta)
+        assert self._arena.logit_rows is not None
+        assert self._arena.last_delta is not None
+        taken = [
+            empty(arrays, step.shape.rows, x.features, half=False)
+            for arrays, x in ((self._arena.logit_rows, residual), (self._arena.last_delta, delta))
+        ]
+        for x, out in zip((residual, delta), taken, strict=True):
+            self._rows.take(f32_of(x), step.inputs.logit_rows, f32_of(out))
+        return taken[0], taken[1]
+
+    def leaves_rows_out(self, step: DeviceStep) -> bool:
+        """Returns whether logits alone are read of the last layer's network, and not of all tokens.
+
+        Adapters, a predictor and another embedding know all tokens by their places in the step.
+        Steps without prompts have few, and fewer launches.
+        """
+        shape = step.shape
+        return (
+            shape.prefills > 0
+            and shape.rows < shape.tokens
+            and not shape.sums
+            and not shape.lora_tiles
+            and shape.predictor is PredictorUse.NONE
+            and self._per_layer is None
+        )
+
     def take_logit_rows(self, step: DeviceStep, x: Activation) -> Activation:
+        if x.rows < step.shape.tokens:  # they were taken in front of the last network
+            return self._sums.completed(x)
         rows, result = step.shape.rows, self._arena.logit_rows
         assert result is not None
         out = result.float32(rows, x.features)

@@ -29,6 +29,8 @@ from rocmforge_hip.weights.formats import HostedExperts, Matrix
 from rocmforge_hip.weights.hosting import HostedLayer
 from rocmforge_hip.weights.placement import PLACE
 
+_NOBODY: Final = -1
+"""The expert of a token that has none."""
 _BATCH_BYTES: Final = 32 << 20
 """Of swaps at a time, as the bus is what steps wait for, too."""
 
@@ -46,6 +48,7 @@ class _Step(NamedTuple):
     swaps: int
     rows: int
     tokens: int
+    last_tokens: int
 
 
 class CollectedExperts(NamedTuple):
@@ -60,7 +63,8 @@ class ExpertCache:
 
     Args:
         device: Of the model.
-        layers: Those whose experts are hosted, with the first experts in the seats; at least one.
+        layers: Those whose experts are hosted, with the first experts in the seats; at least one,
+            and the model's last in front if it is one of them.
         chosen: Where routers write, int32 [L * tokens, num_chosen]; in a step of so many rows,
             those of each layer follow each other.
     """
@@ -96,12 +100,13 @@ class ExpertCache:
         self._moving: tuple[Swap, ...] = ()
         self._is_stale = True  # the device's table
 
-    def begin(self, rows: int, tokens: int) -> None:
+    def begin(self, rows: int, tokens: int, last_tokens: int) -> None:
         """Starts a step: the table that it reads, and the copies that may run beside it.
 
         Args:
             rows: Of the step, with padding.
             tokens: The first of them, which are not padding.
+            last_tokens: For how many the model's last layer chooses.
         """
         driver, stream, lane = self._driver, self._stream, self._lanes[0]
         self._lanes.rotate(-1)
@@ -124,7 +129,7 @@ class ExpertCache:
             self._is_stale = False
         if leaving:
             self._copy(leaving)
-        self._steps.append(_Step(lane, self._use.seated, len(arrived), rows, tokens))
+        self._steps.append(_Step(lane, self._use.seated, len(arrived), rows, tokens, last_tokens))
 
     def end(self) -> None:
         """Has the choices of the step that began last brought with its results."""
@@ -138,7 +143,9 @@ class ExpertCache:
         """Counts what the oldest step chose, which has ended."""
         step = self._steps.popleft()
         chosen = step.lane.chosen.bytes[: self._step_bytes(step)].view(np.int32)
-        chosen = chosen.reshape(len(self._layers), step.rows, -1)[:, : step.tokens]
+        chosen = chosen.reshape(len(self._layers), step.rows, -1)[:, : step.tokens].copy()
+        if self._layers[0].is_last:
+            chosen[0, step.last_tokens :] = _NOBODY
         return CollectedExperts(self._use.add(chosen, step.seated), step.swaps)
 
     def close(self) -> None:

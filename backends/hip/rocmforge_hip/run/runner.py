@@ -348,7 +348,9 @@ class HipRunner:
         patches = self._patches.stage((step.patches,), places, lane)
         on_device = DeviceStep(shape, arrays, needs, variant, step, embeddings, patches)
         if self._experts is not None:
-            self._experts.begin(shape.tokens, step.num_tokens)
+            leaves_out = model.ops.leaves_rows_out(on_device)
+            last_tokens = len(step.logit_rows) if leaves_out else step.num_tokens
+            self._experts.begin(shape.tokens, step.num_tokens, last_tokens)
         if model.sampler is not None:
             # Not in the graph: the first kernel to read what was copied is an ordinary launch,
             # which the runtime orders behind the copy as without graphs. A copy right before a

@@ -134,7 +134,7 @@ class Workbench:
                 self._device, self.model.hosted, self.model.arena.experts
             )
             if self._seats is not None:
-                self._seats.begin(0, 0)  # tells the device where experts are
+                self._seats.begin(0, 0, 0)  # tells the device where experts are
             self._up = self._device.memory.pinned(_STAGING_BYTES, "uploads")
             self._down = self._device.memory.pinned(_STAGING_BYTES, "downloads")
         except BaseException:

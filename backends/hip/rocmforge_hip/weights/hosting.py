@@ -24,13 +24,21 @@ class HostedLayer:
 
     router: Weight
     matrices: tuple[Matrix, Matrix]
+    is_last: bool  # of the model
 
 
 def hosted_layers(weights: ModelWeights[Weight]) -> tuple[HostedLayer, ...]:
-    """Returns the layers of a model whose experts are hosted, in their order."""
+    """Returns the layers of a model whose experts are hosted, the last one first.
+
+    It may choose for fewer tokens than others: so its choices can lie where theirs begin.
+    """
     return tuple(
-        HostedLayer(experts.router, (experts.up.matrix, experts.down.matrix))
-        for layer in weights.layers
+        HostedLayer(
+            experts.router,
+            (experts.up.matrix, experts.down.matrix),
+            is_last=layer is weights.layers[-1],
+        )
+        for layer in reversed(weights.layers)
         if (experts := layer.experts) is not None
         and isinstance(experts.up, MatrixPart)
         and isinstance(experts.down, MatrixPart)

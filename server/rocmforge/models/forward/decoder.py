@@ -6,14 +6,11 @@ from typing import Generic, NamedTuple, TypeVar
 
 from rocmforge.models.blocks import (
     Attention,
-    DeltaNet,
     Experts,
     FeedForward,
     LatentAttention,
     Layer,
-    Mamba,
     ModelWeights,
-    ShortConvolution,
 )
 from rocmforge.models.config import ModelConfig
 from rocmforge.models.forward.ops import AttentionSpec, Ops, attention_specs
@@ -41,7 +38,8 @@ class _Stream(NamedTuple, Generic[A, W]):
 def hidden_states(config: ModelConfig, weights: ModelWeights[W], ops: Ops[A, W, S], step: S) -> A:
     """Returns the hidden states of the step's tokens, [T, hidden_size]; fills caches and states.
 
-    They are those after the last norm.
+    They are those after the last norm. Of the last layer's network, backends may compute the rows
+    alone that somebody reads: behind a part of a prompt, those are none.
 
     Each residual addition is done together with the norm that reads its result, which is the first
     of the next part (or the output norm).
@@ -56,7 +54,15 @@ def hidden_states(config: ModelConfig, weights: ModelWeights[W], ops: Ops[A, W, 
         other = ops.per_layer_inputs(step, residual, embedding)
     stream: _Stream[A, W] = _Stream(residual)
     for spec, layer in zip(specs, layers, strict=True):
-        stream = _layer(config, layer, ops, step, stream, spec, other)
+        is_last = layer is layers[-1]
+        if is_last and not ops.wants_rows(step):
+            _fill(config, layer, ops, step, _normed(ops, stream, layer.attention_norm)[1], spec)
+            return stream.residual
+        stream, norm = _mixed(config, layer, ops, step, stream, spec)
+        if is_last:
+            residual, delta = ops.take_wanted(step, stream.residual, present(stream.delta))
+            stream = stream._replace(residual=residual, delta=delta)
+        stream = _through_network(config, layer, ops, step, stream, norm, spec.layer, other)
         if spec.layer < config.deepstack:
             delta = ops.add_embeddings(step, present(stream.delta), spec.layer + 1)
             stream = stream._replace(delta=delta)
@@ -76,7 +82,9 @@ def predicted_states(
     layer, spec = weights.layers[-1], attention_specs(config)[-1]
     norm = present(weights.predictor).output_norm or present(weights.output_norm)
     stream: _Stream[A, W] = _Stream(_predictor_input(config, weights, ops, step))
-    return _normed(ops, _layer(config, layer, ops, step, stream, spec), norm)[1]
+    stream, network_norm = _mixed(config, layer, ops, step, stream, spec)
+    stream = _through_network(config, layer, ops, step, stream, network_norm, spec.layer)
+    return _normed(ops, stream, norm)[1]
 
 
 def fill_predictor(
@@ -90,11 +98,7 @@ def fill_predictor(
     layer, spec = weights.layers[-1], attention_specs(config)[-1]
     residual = _predictor_input(config, weights, ops, step)
     x = ops.norm(residual, present(layer.attention_norm), None)
-    if (latent := layer.latent) is not None:
-        _, kv = ops.qkv(step, x, _latent_inputs(latent), (None, None))
-        ops.store_latent(step, kv, latent.kv_norm, spec)
-    else:
-        _store(present(layer.attention), ops, step, x, spec)
+    _fill(config, layer, ops, step, x, spec)
 
 
 def _predictor_input(
@@ -108,41 +112,76 @@ def _predictor_input(
     return ops.project_residual(step, x, predictor.projection)
 
 
-def _layer(
+def _fill(
+    config: ModelConfig, layer: Layer[W], ops: Ops[A, W, S], step: S, x: A, spec: AttentionSpec
+) -> None:
+    """Fills a layer's cache, or brings its states up to date, for tokens that nobody asks about."""
+    if (latent := layer.latent) is not None:
+        _, kv = ops.qkv(step, x, _latent_inputs(latent), (None, None))
+        ops.store_latent(step, kv, latent.kv_norm, spec)
+    elif layer.attention is None:
+        if _mixes(layer):
+            _updated(layer, ops, step, x, spec.layer)
+    elif config.layers[spec.layer].cache_of is None:
+        _store(layer.attention, ops, step, x, spec)
+
+
+def _mixed(
     config: ModelConfig,
     layer: Layer[W],
     ops: Ops[A, W, S],
     step: S,
     stream: _Stream[A, W],
     spec: AttentionSpec,
-    other: A | None = None,
-) -> _Stream[A, W]:
-    """Returns the residual and what its last part does with it.
+) -> tuple[_Stream[A, W], W | None]:
+    """Returns what goes into a layer's network, and the norm that is first there.
 
     Args:
         config: Of the model.
         layer: Its weights.
         ops: Of the backend.
         step: The running one.
-        stream: The same of the layer before.
+        stream: Out of the layer before.
         spec: The rules of its attention.
+    """
+    if not _mixes(layer):
+        return stream, layer.attention_norm
+    residual, x = _normed(ops, stream, layer.attention_norm)
+    delta = _mix(config, layer, ops, step, x, spec)
+    if layer.attention_post_norm is not None:
+        delta = ops.norm(delta, layer.attention_post_norm, None, config.post_norm_eps)
+    return _Stream(residual, delta), layer.feed_forward_norm
+
+
+def _through_network(
+    config: ModelConfig,
+    layer: Layer[W],
+    ops: Ops[A, W, S],
+    step: S,
+    stream: _Stream[A, W],
+    norm: W | None,
+    index: int,
+    other: A | None = None,
+) -> _Stream[A, W]:
+    """Returns the residual and what the last part of a layer does with it.
+
+    Args:
+        config: Of the model.
+        layer: Its weights.
+        ops: Of the backend.
+        step: The running one.
+        stream: From `_mixed`.
+        norm: The same.
+        index: Of the layer.
         other: The tokens' other embedding, of a model that has one.
     """
-    norm = layer.attention_norm
-    if _mixes(layer):
-        residual, x = _normed(ops, stream, norm)
-        delta = _mix(config, layer, ops, step, x, spec)
-        if layer.attention_post_norm is not None:
-            delta = ops.norm(delta, layer.attention_post_norm, None, config.post_norm_eps)
-        stream, norm = _Stream(residual, delta), layer.feed_forward_norm
+    residual, delta = stream.residual, stream.delta
     if layer.experts is not None and layer.feed_forward is not None:
-        residual, delta = _two_networks(
-            config, layer, ops, step, (stream.residual, present(stream.delta)), spec.layer
-        )
+        residual, delta = _two_networks(config, layer, ops, step, (residual, present(delta)), index)
     elif layer.experts is not None:
-        rule = present(config.layers[spec.layer].experts)
+        rule = present(config.layers[index].experts)
         residual, (x,), chosen = ops.add_norm_route(
-            stream.residual, present(stream.delta), [present(norm)], layer.experts, rule
+            residual, present(delta), [present(norm)], layer.experts, rule
         )
         delta = _experts(config, layer.experts, ops, step, x, chosen)
     elif layer.feed_forward is not None:
@@ -152,7 +191,7 @@ def _layer(
         delta = ops.norm(present(delta), layer.feed_forward_post_norm, None, config.post_norm_eps)
     if (own := layer.per_layer) is not None:
         residual, x = ops.add_norm(residual, present(delta), None, None)
-        x = ops.gate_per_layer(step, x, own.gate, present(other), spec.layer)
+        x = ops.gate_per_layer(step, x, own.gate, present(other), index)
         delta = ops.norm(ops.linear(step, x, own.output, None), own.norm, None)
     return _Stream(residual, delta, layer.output_scale)
 
@@ -175,13 +214,10 @@ def _mix(
 ) -> A:
     if layer.latent is not None:
         return _latent_attention(layer.latent, ops, step, x, spec)
-    if layer.convolution is not None:
-        return _short_convolution(layer.convolution, ops, step, x, spec.layer)
-    if layer.delta is not None:
-        return _delta_net(layer.delta, ops, step, x, spec.layer)
-    if layer.mamba is not None:
-        return _mamba(layer.mamba, ops, step, x, spec.layer)
-    return _attention(config, present(layer.attention), ops, step, x, spec)
+    if layer.attention is not None:
+        return _attention(config, layer.attention, ops, step, x, spec)
+    y, output = _updated(layer, ops, step, x, spec.layer)
+    return ops.linear(step, y, output, None)
 
 
 def _store(
@@ -245,24 +281,18 @@ def _latent_inputs(latent: LatentAttention[W]) -> tuple[W, W]:
     return present(latent.q) if latent.q_a is None else latent.q_a, latent.kv_a
 
 
-def _short_convolution(
-    convolution: ShortConvolution[W], ops: Ops[A, W, S], step: S, x: A, layer: int
-) -> A:
-    (x,) = ops.qkv(step, x, (convolution.input,), (None,))
-    x = ops.short_convolution(step, x, convolution.filter, layer)
-    return ops.linear(step, x, convolution.output, None)
-
-
-def _delta_net(delta: DeltaNet[W], ops: Ops[A, W, S], step: S, x: A, layer: int) -> A:
-    weights = delta.mixed, delta.gate, delta.alpha, delta.beta
-    mixed, gate, alpha, beta = ops.qkv(step, x, weights, (None,) * 4)
-    y = ops.delta_net(step, mixed, gate, (alpha, beta), delta, layer)
-    return ops.linear(step, y, delta.output, None)
-
-
-def _mamba(mamba: Mamba[W], ops: Ops[A, W, S], step: S, x: A, layer: int) -> A:
+def _updated(layer: Layer[W], ops: Ops[A, W, S], step: S, x: A, index: int) -> tuple[A, W]:
+    """Returns what a layer's states give, once updated, and the matrix that follows."""
+    if (convolution := layer.convolution) is not None:
+        (x,) = ops.qkv(step, x, (convolution.input,), (None,))
+        return ops.short_convolution(step, x, convolution.filter, index), convolution.output
+    if (delta := layer.delta) is not None:
+        weights = delta.mixed, delta.gate, delta.alpha, delta.beta
+        mixed, gate, alpha, beta = ops.qkv(step, x, weights, (None,) * 4)
+        return ops.delta_net(step, mixed, gate, (alpha, beta), delta, index), delta.output
+    mamba = present(layer.mamba)
     (x,) = ops.qkv(step, x, (mamba.input,), (None,))
-    return ops.linear(step, ops.mamba(step, x, mamba, layer), mamba.output, None)
+    return ops.mamba(step, x, mamba, index), mamba.output
 
 
 def _feed_forward(

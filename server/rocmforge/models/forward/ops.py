@@ -579,8 +579,28 @@ class Ops(Protocol[A, W, S]):
         """Returns x times a matrix, with which a residual begins: [T, hidden_size]."""
         ...
 
+    def wants_rows(self, step: S) -> bool:
+        """Returns whether anybody reads anything of the last layer but its cache and states.
+
+        It may be True where nobody does.
+        """
+        ...
+
+    def take_wanted(self, step: S, residual: A, delta: A) -> tuple[A, A]:
+        """Returns the rows of both that somebody reads: [L, hidden_size] each, or all of them.
+
+        Args:
+            step: Says whose logits are needed; without any, `wants_rows` must say otherwise.
+            residual: [T, hidden_size], of the last layer in front of its network.
+            delta: [T, hidden_size], what is added to it there.
+        """
+        ...
+
     def take_logit_rows(self, step: S, x: A) -> A:
-        """Returns the rows of x whose logits are needed: [L, hidden_size]."""
+        """Returns the rows of x whose logits are needed: [L, hidden_size].
+
+        x has either all rows or those of `take_wanted`.
+        """
         ...
 
     def logits(self, x: A, weight: W, softcap: float | None) -> A:

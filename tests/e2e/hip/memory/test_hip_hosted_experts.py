@@ -83,7 +83,8 @@ def test_experts_that_many_tokens_chose_are_fetched_first(
     stack: ExitStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write_model(fitting(by_name("qwen3moe")), tmp_path)
-    chunk = Chunk(tokens=range(40, 64), blocks=range(2), wants=[Want(num_logprobs=20)])
+    every = [Want(token=row, num_logprobs=20) for row in range(24)]
+    chunk = Chunk(tokens=range(40, 64), blocks=range(2), wants=every)
     hosted = Driver(load_hip(stack, path, replace(SMALL, device_experts=0.5)))
     plain = hosted.run(chunk)
     monkeypatch.setattr("rocmforge_hip.ops.experts.grouped_products._FETCHED_PAIRS", 1)
@@ -94,6 +95,24 @@ def test_experts_that_many_tokens_chose_are_fetched_first(
     whole = Driver(load_hip(stack, path)).run(chunk)
     for output in (plain, fetched):
         np.testing.assert_array_equal(output.top_logprobs, whole.top_logprobs)
+
+
+def test_the_last_layer_chooses_for_the_tokens_alone_whose_logits_are_read(
+    stack: ExitStack, tmp_path: Path
+) -> None:
+    """The places of others hold what the step before wrote, which nobody may count."""
+    model = fitting(by_name("qwen3moe"))
+    path = write_model(model, tmp_path)
+    driver = Driver(load_hip(stack, path, replace(SMALL, device_experts=0.5)))
+    reads = []
+    for rows in (range(24), (), (23,)):
+        wants = [Want(token=row) for row in rows]
+        output = driver.run(Chunk(tokens=range(40, 64), blocks=range(2), wants=wants))
+        assert output.cost is not None
+        reads.append(output.cost.expert_reads)
+    every, none, one = reads
+    assert one - none == model.config["num_experts_per_tok"]
+    assert every - none == model.config["num_experts"], "24 tokens choose all of them"
 
 
 def test_experts_move_while_eight_requests_with_drafts_run(

@@ -332,12 +332,13 @@ def test_norms_add_up_what_experts_made(
     """Of decodes and a prompt: a launch less in each layer with experts, and the same bits."""
     options = replace(OPTIONS, max_sequences=16, max_batched_tokens=40, kv_blocks=48)
     found, launches = [], []
+    every = [Want(token=row, num_logprobs=0) for row in range(len(PROMPT))]
     for leaves in (True, False):
         if not leaves:
             monkeypatch.setattr(ExpertLayers, "_adds_and_norms", lambda *_: False)
         driver = prompted(runner_of(stack, tmp_path, name, 3, options), 16)
         outputs = [decodes(driver, count) for count in (8, 16)]
-        outputs.append(driver.run(Chunk(tokens=PROMPT, blocks=[1, 2], wants=WANTS)))
+        outputs.append(driver.run(Chunk(tokens=PROMPT, blocks=[1, 2], wants=every)))
         launches.append([output.cost.launches for output in outputs if output.cost is not None])
         found.append(
             [
