@@ -73,7 +73,9 @@ def _decode(format: WeightFormat, blocks: npt.NDArray[np.uint8]) -> npt.NDArray[
     from gguf.constants import GGMLQuantizationType
     from gguf.quants import dequantize
 
-    return dequantize(blocks, GGMLQuantizationType[format.name.upper()])
+    # It takes sixteen rows at a time; in short ones, most of the time would go into calls of NumPy.
+    as_one_row = dequantize(blocks.reshape(1, -1), GGMLQuantizationType[format.name.upper()])
+    return as_one_row.reshape(len(blocks), -1)
 
 
 def _one_bit(blocks: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
