@@ -58,7 +58,7 @@ def hidden_states(config: ModelConfig, weights: ModelWeights[W], ops: Ops[A, W, 
         if is_last and not ops.wants_rows(step):
             _fill(config, layer, ops, step, _normed(ops, stream, layer.attention_norm)[1], spec)
             return stream.residual
-        stream, norm = _mixed(config, layer, ops, step, stream, spec)
+        stream, norm = _through_mixing(config, layer, ops, step, stream, spec)
         if is_last:
             residual, delta = ops.take_wanted(step, stream.residual, present(stream.delta))
             stream = stream._replace(residual=residual, delta=delta)
@@ -82,7 +82,7 @@ def predicted_states(
     layer, spec = weights.layers[-1], attention_specs(config)[-1]
     norm = present(weights.predictor).output_norm or present(weights.output_norm)
     stream: _Stream[A, W] = _Stream(_predictor_input(config, weights, ops, step))
-    stream, network_norm = _mixed(config, layer, ops, step, stream, spec)
+    stream, network_norm = _through_mixing(config, layer, ops, step, stream, spec)
     stream = _through_network(config, layer, ops, step, stream, network_norm, spec.layer)
     return _normed(ops, stream, norm)[1]
 
@@ -126,7 +126,7 @@ def _fill(
         _store(layer.attention, ops, step, x, spec)
 
 
-def _mixed(
+def _through_mixing(
     config: ModelConfig,
     layer: Layer[W],
     ops: Ops[A, W, S],
@@ -170,7 +170,7 @@ def _through_network(
         layer: Its weights.
         ops: Of the backend.
         step: The running one.
-        stream: From `_mixed`.
+        stream: From `_through_mixing`.
         norm: The same.
         index: Of the layer.
         other: The tokens' other embedding, of a model that has one.
