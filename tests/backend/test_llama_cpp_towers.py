@@ -6,14 +6,18 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from rocmforge.backend.protocol import Backend
 from rocmforge.engine.ipc.params import SamplingParams
 from rocmforge.engine.waiting.images import image_step, in_order
+from rocmforge.models.config import ActivationFunction
 from rocmforge_reference import ops
+from rocmforge_reference.ops import activate
 from tests.data.models.goldens.llama_cpp_towers import (
     COLUMNS,
     MODELS,
@@ -23,7 +27,6 @@ from tests.data.models.goldens.llama_cpp_towers import (
 )
 from tests.data.models.towers.tiny_tower import PARTS, TinyTower
 from tests.support.engine.core import reports
-from tests.support.models.llama_cpp import always_tanh
 from tests.support.models.options import SMALL
 from tests.support.models.towers import Loaded, load_both, shown
 
@@ -31,6 +34,12 @@ TOLERANCE = 1e-4
 """Of a log-probability, or of a row relative to its spread; the files have four or five digits
 behind the point."""
 OPTIONS = replace(SMALL, max_batched_tokens=256, max_context=256, kv_blocks=64)
+
+
+def always_tanh(x: npt.NDArray[Any], activation: ActivationFunction) -> npt.NDArray[Any]:
+    """Takes the tanh form of every GELU, as llama.cpp's towers do."""
+    exact = activation is ActivationFunction.GELU
+    return activate(x, ActivationFunction.GELU_TANH if exact else activation)
 
 
 @pytest.fixture(params=MODELS, ids=lambda model: model.name)

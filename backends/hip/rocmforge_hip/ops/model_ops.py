@@ -592,16 +592,11 @@ class HipOps:
     ) -> tuple[Activation, Activation]:
         if not self.leaves_rows_out(step):
             return residual, delta
-        delta = self._sums.made(delta)
-        assert self._arena.logit_rows is not None
-        assert self._arena.last_delta is not None
-        taken = [
-            empty(arrays, step.shape.rows, x.features, half=False)
-            for arrays, x in ((self._arena.logit_rows, residual), (self._arena.last_delta, delta))
-        ]
-        for x, out in zip((residual, delta), taken, strict=True):
-            self._rows.take(f32_of(x), step.inputs.logit_rows, f32_of(out))
-        return taken[0], taken[1]
+        arena, delta = self._arena, self._sums.made(delta)
+        return (
+            self._taken(step, residual, arena.logit_rows),
+            self._taken(step, delta, arena.last_delta),
+        )
 
     def leaves_rows_out(self, step: DeviceStep) -> bool:
         """Returns whether logits alone are read of the last layer's network, and not of all tokens.
@@ -622,12 +617,17 @@ class HipOps:
     def take_logit_rows(self, step: DeviceStep, x: Activation) -> Activation:
         if x.rows < step.shape.tokens:  # they were taken in front of the last network
             return self._sums.completed(x)
-        rows, result = step.shape.rows, self._arena.logit_rows
-        assert result is not None
-        out = result.float32(rows, x.features)
-        if rows:
-            self._rows.take(f32_of(self._sums.completed(x)), step.inputs.logit_rows, out)
-        return Activation(result, rows, x.features, f32=out)
+        return self._taken(step, x, self._arena.logit_rows)
+
+    def _taken(
+        self, step: DeviceStep, x: Activation, arrays: Forms[DeviceArray] | None
+    ) -> Activation:
+        """Returns the step's logit rows of x, in these arrays."""
+        assert arrays is not None
+        out = empty(arrays, step.shape.rows, x.features, half=False)
+        if out.rows:
+            self._rows.take(f32_of(self._sums.completed(x)), step.inputs.logit_rows, f32_of(out))
+        return out
 
     def logits(self, x: Activation, weight: Weight, softcap: float | None) -> Activation:
         part = part_of(weight)

@@ -143,7 +143,7 @@ class ExpertCache:
         """Counts what the oldest step chose, which has ended."""
         step = self._steps.popleft()
         chosen = step.lane.chosen.bytes[: self._step_bytes(step)].view(np.int32)
-        chosen = chosen.reshape(len(self._layers), step.rows, -1)[:, : step.tokens].copy()
+        chosen = chosen.reshape(len(self._layers), step.rows, -1)[:, : step.tokens]
         if self._layers[0].is_last:
             chosen[0, step.last_tokens :] = _NOBODY
         return CollectedExperts(self._use.add(chosen, step.seated), step.swaps)

@@ -119,11 +119,11 @@ def _fill(
     if (latent := layer.latent) is not None:
         _, kv = ops.qkv(step, x, _latent_inputs(latent), (None, None))
         ops.store_latent(step, kv, latent.kv_norm, spec)
-    elif layer.attention is None:
-        if _mixes(layer):
-            _updated(layer, ops, step, x, spec.layer)
-    elif config.layers[spec.layer].cache_of is None:
-        _store(layer.attention, ops, step, x, spec)
+    elif layer.attention is not None:
+        if config.layers[spec.layer].cache_of is None:
+            _store(layer.attention, ops, step, x, spec)
+    elif _mixes(layer):
+        _updated(layer, ops, step, x, spec.layer)
 
 
 def _through_mixing(
