@@ -175,6 +175,7 @@ def _chosen(
         "float": tuple(format for format in formats if not format.is_quantised),
         "mixed": tuple(format for format in formats if format.is_mixed),
         "streamed": tuple(format for format in formats if format.is_streamed),
+        "staged": tuple(format for format in formats if format.is_staged),
         "exponents": tuple(f for f in formats if f.exponent_scales),
         "experts": tuple(f for f in formats if f.has_deferred_experts),
     }

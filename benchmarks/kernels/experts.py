@@ -1,7 +1,8 @@
 """Speed of the kernels of experts: `python -m benchmarks.kernels.experts --platform nvidia`.
 
 Tokens choose experts at random. Grouped GEMM is shown for each tile, in TFLOP/s of what the tokens
-need and in GB/s of the weights of all experts that any token chose, each counted once. GEMV stands
+need and in GB/s of the weights of all experts that any token chose, each counted once; down also
+where its rows stay in LDS, for each number of blocks that share a matrix. GEMV stands
 for a kernel that multiplies every pair of a token and an expert on its own. Weights rotate through
 more memory than caches hold.
 """
@@ -39,6 +40,7 @@ class Shape:
 
 
 SHAPES = {
+    "qwen3.5-35b-a3b": Shape(2048, 512, 256, 8, "q4_k", "q6_k", SILU),
     "qwen3-30b-a3b": Shape(2048, 768, 128, 8, "q4_k", "q6_k", SILU),
     "gpt-oss-20b": Shape(2880, 2880, 32, 4, "mxfp4", "mxfp4", CLAMPED_SWIGLU),
 }
@@ -111,6 +113,34 @@ class Bench:
         out.free()
         return seconds
 
+    def short(self, arrays: GroupArrays, x: DeviceArray, blocks: int) -> float:
+        """Seconds of down with rows that stay in LDS; `blocks` share a matrix."""
+        device, layer = self.watch.device, self.down.layer
+        out = device.empty((arrays.tokens.shape[0], layer.out_features), np.float32)
+
+        def enqueue() -> None:
+            for weight in self.down.copies:
+                device.enqueue(
+                    f"rf_experts_gemm_{self.shape.down}",
+                    weight,
+                    None,
+                    x,
+                    arrays.tiles,
+                    None,
+                    None,
+                    out,
+                    self.down.expert_bytes,
+                    layer.out_features,
+                    layer.quant_blocks,
+                    grid=(arrays.tiles.shape[0], blocks),
+                    block=512,
+                    stream=self.watch.stream,
+                )
+
+        seconds = self.watch.seconds(enqueue, len(self.down.copies))
+        out.free()
+        return seconds
+
     def gemv(self, matrices: Matrices, pairs: int) -> float:
         """Seconds of as many products with one row each, all with other experts."""
         device, layer = self.watch.device, matrices.layer
@@ -179,6 +209,11 @@ class Bench:
                     flush=True,
                 )
                 best[name] = min(seconds, best.get(name, seconds))
+            if tile == 64 and device.has(f"rf_experts_gemm_{shape.down}"):
+                for blocks in (1, 2, 4):
+                    seconds = self.short(arrays, h, blocks)
+                    print(f"  {tokens:5} tokens down in LDS, {blocks} {seconds * 1e6:8.1f} us")
+                    best["down"] = min(seconds, best["down"])
         if pairs <= 512:
             for name, matrices in (("gate, up", self.gate_up), ("down", self.down)):
                 seconds = self.gemv(matrices, pairs)

@@ -6,8 +6,7 @@
 // brings the next. Up to 32 rows leave quantised weights out of LDS where they can (gemm_direct.h),
 // and up to 64 do on Hopper GPUs (gemm_few_rows.h).
 // Compiled once per format.
-#include "rf/experts/expert_matrices.h"
-#include "rf/experts/groups.h"
+#include "rf/experts/grouped_rows.h"
 #include "rf/gemm/gemm_block.h"
 #include "rf/gemm/gemm_direct.h"
 #include "rf/gemm/gemm_few_rows.h"
@@ -183,12 +182,6 @@ __device__ __forceinline__ void gemm(const GemmArguments& arguments) {
   }
 }
 
-// Rows in groups, each of which is multiplied with an expert's matrix: groups.h.
-struct Groups {
-  const GroupTile* tiles;  // of each blockIdx.x, or null: all rows have the one matrix
-  ExpertMatrices experts;
-};
-
 // Whether what comes after begin_tile() waits for the kernel before, and not the kernel's
 // beginning.
 #if RF_WARPGROUPS
@@ -205,14 +198,7 @@ __device__ __forceinline__ bool begin_tile(GemmArguments& arguments, const Group
   arguments.first_row = blockIdx.x * kTileRows;
   if (!groups.tiles) return true;
   if constexpr (kWaits<Format, kTileRows>) wait_for_previous(groups.tiles, groups.experts.places);
-  const GroupTile tile = groups.tiles[blockIdx.x];
-  const int64_t first_bias = static_cast<int64_t>(tile.expert) * arguments.outputs.out_features;
-  arguments.weight = groups.experts.matrix(tile.expert);
-  arguments.first_row = tile.first;
-  arguments.rows = tile.end;
-  if (arguments.result.bias) arguments.result.bias += first_bias;
-  if (arguments.up_bias) arguments.up_bias += first_bias;
-  return tile.first < tile.end;
+  return begin_group(arguments, groups);
 }
 
 }  // namespace rf

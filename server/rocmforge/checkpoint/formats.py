@@ -28,6 +28,7 @@ class WeightFormat:
         is_mixed: Files mix it with others in query, key and value of a layer, so there are kernels
             that multiply with matrices of several such formats at once.
         is_streamed: There are kernels that copy its blocks ahead of products of few rows.
+        is_staged: There are kernels that keep the few rows of an expert, and copy its blocks ahead.
     """
 
     name: str
@@ -39,6 +40,7 @@ class WeightFormat:
     has_kernels: bool = True
     is_mixed: bool = False
     is_streamed: bool = False
+    is_staged: bool = False
 
     def __str__(self) -> str:
         """Returns the name as people know it."""
@@ -71,6 +73,7 @@ def _scaled(
     *half_scales: int,
     is_mixed: bool = False,
     is_streamed: bool = False,
+    is_staged: bool = False,
 ) -> WeightFormat:
     return WeightFormat(
         name=name,
@@ -80,6 +83,7 @@ def _scaled(
         largest=largest,
         is_mixed=is_mixed,
         is_streamed=is_streamed,
+        is_staged=is_staged,
     )
 
 
@@ -102,9 +106,9 @@ _ROWS: Final = (
     WeightFormat(name="mxfp4", block_size=32, block_bytes=17, exponent_scales=(0,)),
     _scaled("q2_k", 256, 84, 45, 80, 82, is_mixed=True),
     _scaled("q3_k", 256, 110, 128, 108, is_mixed=True),
-    _scaled("q4_k", 256, 144, 1024, 0, 2, is_mixed=True, is_streamed=True),
+    _scaled("q4_k", 256, 144, 1024, 0, 2, is_mixed=True, is_streamed=True, is_staged=True),
     _scaled("q5_k", 256, 176, 1024, 0, 2, is_mixed=True),
-    _scaled("q6_k", 256, 210, 4096, 208, is_mixed=True),
+    _scaled("q6_k", 256, 210, 4096, 208, is_mixed=True, is_staged=True),
     _scaled("iq4_xs", 256, 136, 4096, 0, is_mixed=True),
     _scaled("iq3_s", 256, 110, 465, 0),
     _scaled("iq3_xxs", 256, 98, 481, 0),

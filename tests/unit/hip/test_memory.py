@@ -333,6 +333,12 @@ def test_blocks_of_few_rows_that_are_short_may_come_late() -> None:
     assert Geometry(132).gemm(16, 6144, 128).splits == 6  # the last with 8 quant blocks of 24
 
 
+def test_blocks_share_the_matrix_of_a_tile_while_there_may_be_few_tiles() -> None:
+    tokens = (1, 520, 521, 1048, 1049)
+    blocks = [Geometry(132).blocks_of_tile(8 * each, 64) for each in tokens]
+    assert blocks == [4, 4, 2, 2, 1]
+
+
 def test_many_logits_of_a_router_fill_a_gemm() -> None:
     geometry = Geometry(132)
     assert [geometry.routes_by_gemm(257 * tokens) for tokens in (123, 124)] == [False, True]

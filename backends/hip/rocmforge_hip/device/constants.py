@@ -22,6 +22,10 @@ GEMM_COLUMNS: Final = 128
 """Stored rows of a matrix that a block of GEMM multiplies with."""
 WIDE_GEMM_ROWS: Final = 272
 """Of activations, that a block of GEMM takes at most where there are kernels for very many."""
+SHORT_QUANT_BLOCKS: Final = 40
+"""Of a row, of which 64 of an expert stay in LDS while a block goes through its matrix, at most."""
+SHORT_GEMM_COLUMNS: Final = 256
+"""Stored rows of that matrix that such a block multiplies with at once."""
 STREAMED_ROWS: Final = 8
 """Of activations, slices included, that int8 products multiply whose waves copy weights ahead."""
 STREAMED_QUANT_BLOCKS: Final = 224
@@ -75,6 +79,8 @@ IN_HEADERS: Final = MappingProxyType(
         "kGateRows": GATE_ROWS,
         "kTileColumns": GEMM_COLUMNS,
         "kWideTileRows": WIDE_GEMM_ROWS,
+        "kShortQuantBlocks": SHORT_QUANT_BLOCKS,
+        "kExpertsGemmColumns": SHORT_GEMM_COLUMNS,
         "kStreamRows": STREAMED_ROWS,
         "kStreamQuantBlocks": STREAMED_QUANT_BLOCKS,
         "kBlockTokens": BLOCK_TOKENS,

@@ -227,6 +227,22 @@ def rf_gemm(
     """Multiplies rows of halves with a matrix, or groups of rows; partial: K is split."""
 
 
+def rf_experts_gemm(
+    *,
+    weight: Pointer,
+    places: Pointer | None,
+    x: Pointer,
+    tiles: Pointer,
+    sources: Pointer | None,
+    bias: Pointer | None,
+    out: Pointer,
+    expert_bytes: I64,
+    out_features: I32,
+    quant_blocks: I32,
+) -> None:
+    """Does what `rf_gemm` does with groups of short rows, which stay in LDS."""
+
+
 def rf_gemm_wide(
     *,
     weight: Pointer,

@@ -41,6 +41,7 @@ _WHOLE_TOKENS: Final = ((7, 2048), (3, 1024), (0, 256))
 _ATTENTION_BLOCKS_PER_CU: Final = 4  # at most
 _PREFILL_BLOCKS_PER_CU: Final = 2  # at most
 _MIN_PREFILL_SPLIT: Final = 512  # tokens, so that putting splits together costs little beside
+_MOST_SHARING: Final = 4  # blocks of one matrix
 _SAMPLING_BLOCKS_PER_CU: Final = 2
 _MIN_PART_TOKENS: Final = 1024
 _MATRIX_ROWS: Final = 5  # below, GEMV was not measured to be slower
@@ -249,6 +250,16 @@ class Geometry:
         """
         most = {64: 384} if self.has_warpgroups else {32: 96, 64: 384}  # pairs of an expert
         return next((tile for tile in most if pairs <= most[tile] * num_experts), GEMM_ROWS[-1])
+
+    def blocks_of_tile(self, pairs: int, tile_rows: int) -> int:
+        """Returns how many blocks share the matrix of a tile, one of which a compute unit runs.
+
+        As few as fill the device, as each brings the rows of the tile: if pairs make no more tiles
+        than they must.
+        """
+        least_tiles = ceil_div(pairs, tile_rows)
+        wanted = ceil_div(self.compute_units, least_tiles)
+        return next((blocks for blocks in (1, 2) if wanted <= blocks), _MOST_SHARING)
 
     def routes_by_gemm(self, logits: int) -> bool:
         """Returns whether so many logits of a router, of all tokens together, fill a GEMM."""

@@ -6,9 +6,14 @@ tiles of one expert each. The host knows only how many pairs there are.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
-from rocmforge_hip.device.constants import GEMM_COLUMNS, NOT_GATED
+from rocmforge_hip.device.constants import (
+    GEMM_COLUMNS,
+    NOT_GATED,
+    SHORT_GEMM_COLUMNS,
+    SHORT_QUANT_BLOCKS,
+)
 from rocmforge_hip.device.library import KernelLibrary
 from rocmforge_hip.device.memory import DeviceArray
 from rocmforge_hip.kernels import groups as kernels
@@ -19,6 +24,8 @@ from rocmforge_hip.ops.operands import optional_vector
 from rocmforge_hip.weights.formats import Matrix, Weight, ceil_div
 
 _MOST_THREADS: Final = 1024
+_SHORT_ROWS_TILE: Final = 64
+_SHORT_ROWS_THREADS: Final = 512
 _FETCH_THREADS: Final = 256
 _FETCH_PARTS: Final = 16
 _FETCHED_PAIRS: Final = 32
@@ -53,6 +60,11 @@ class GroupedProducts:
             (name, tile): library.kernel(f"rf_gemm_{name}_m{tile}", product_kernels.rf_gemm)
             for name in formats
             for tile in GEMM_ROWS
+        }
+        self._of_short_rows = {
+            name: library.kernel(kernel, product_kernels.rf_experts_gemm)
+            for name in formats
+            if library.has(kernel := f"rf_experts_gemm_{name}")
         }
 
     def sort(self, chosen: DeviceArray, pairs: int, num_chosen: int, num_experts: int) -> int:
@@ -104,29 +116,40 @@ class GroupedProducts:
             out: float32 [pairs, out_features], sorted.
             out_half: float16 of this shape; one of both is written.
         """
-        kernel = self._gemms[matrix.format.name, tile]
         length = matrix.num_experts * matrix.out_features
         bias, up_bias = (optional_vector(each, length) for each in biases)
+        tiles = pairs // tile + matrix.num_experts  # as many as so many pairs may make
+        operands: dict[str, Any] = {
+            "weight": matrix.data,
+            "places": self._places(pairs, matrix, tile),
+            "x": x,
+            "tiles": self._sorted.tiles,
+            "sources": None if is_sorted else self._sorted.rows,
+            "bias": bias,
+            "out": out,
+            "expert_bytes": matrix.nbytes,
+            "out_features": matrix.out_features,
+            "quant_blocks": matrix.quant_blocks,
+        }
+        is_plain = out is not None and gate == NOT_GATED
+        is_short = tile == _SHORT_ROWS_TILE and matrix.quant_blocks <= SHORT_QUANT_BLOCKS
+        of_short_rows = self._of_short_rows.get(matrix.format.name)
+        if is_plain and is_short and of_short_rows is not None:
+            columns = ceil_div(matrix.stored_rows, SHORT_GEMM_COLUMNS)
+            blocks = min(self._geometry.blocks_of_tile(pairs, tile), columns)
+            of_short_rows.launch((tiles, blocks, 1), _SHORT_ROWS_THREADS, **operands)
+            return
+        kernel = self._gemms[matrix.format.name, tile]
         kernel.launch(
-            # As many tiles as so many pairs may make.
-            (pairs // tile + matrix.num_experts, ceil_div(matrix.stored_rows, GEMM_COLUMNS), 1),
+            (tiles, ceil_div(matrix.stored_rows, GEMM_COLUMNS), 1),
             kernel.max_threads,
-            weight=matrix.data,
-            places=self._places(pairs, matrix, tile),
-            x=x,
-            tiles=self._sorted.tiles,
-            sources=None if is_sorted else self._sorted.rows,
-            bias=bias,
             up_bias=up_bias,
-            out=out,
             out_half=out_half,
             partial=None,
-            expert_bytes=matrix.nbytes,
             rows=0,
-            out_features=matrix.out_features,
-            quant_blocks=matrix.quant_blocks,
             activation=gate,
             split_quant_blocks=matrix.quant_blocks,
+            **operands,
         )
 
     def _places(self, pairs: int, matrix: Matrix, tile: int) -> DeviceArray | None:

@@ -18,9 +18,9 @@ from rocmforge_hip.weights.formats import Matrix, Weight, ceil_div
 _SUM_THREADS: Final = 256
 _STAGED_TILE: Final = 64
 _STAGED_ROWS: Final = 16
-_STAGED_FORMATS: Final = frozenset({"q4_k", "q6_k"})
-"""Whose kernels of tiles of _STAGED_TILE rows bring weights through LDS where there are warpgroups,
-and have forms for up to _STAGED_ROWS that are faster than those of the smallest tiles."""
+"""Where there are warpgroups, kernels of tiles of _STAGED_TILE rows bring weights of staged formats
+through LDS, and have forms for up to _STAGED_ROWS that are faster than those of the smallest
+tiles."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -146,7 +146,7 @@ class GemmKernels:
 
     def _tile_rows(self, rows: int, matrix: Matrix, shape: GemmShape) -> int:
         """Returns the tile that the kernel for a shape is named after."""
-        is_staged = self._geometry.has_warpgroups and matrix.format.name in _STAGED_FORMATS
+        is_staged = self._geometry.has_warpgroups and matrix.format.is_staged
         return _STAGED_TILE if is_staged and rows <= _STAGED_ROWS else shape.tile_rows
 
     def finish(

@@ -1,0 +1,183 @@
+// Products of short rows, sorted by expert, with the matrices of their experts on the matrix
+// instructions of Hopper GPUs: what experts multiply with down.
+//
+// A multiprocessor has one block. The rows of an expert stay in LDS while the block goes through
+// its matrix: nothing but weights is on the way then, and four waves wait for no others. Blocks
+// that end after 128 rows of the matrix (gemm_few_rows.h) would end here when they have hardly
+// begun, and bring the same x for each (docs/benchmarks/experts.md).
+#pragma once
+
+#include "rf/gemm/few_rows_product.h"
+
+namespace rf {
+
+inline constexpr int kShortQuantBlocks = 40;     // of a row, at most: 64 of them have room
+inline constexpr int kExpertsGemmColumns = 256;  // stored rows, at once
+inline constexpr int kExpertsGemmWaves = kExpertsGemmColumns / 16;
+
+#if RF_WARPGROUPS
+
+// The same number: what follows from it is computed where it is needed, and waits in no registers.
+__device__ __forceinline__ int hidden(int value) {
+#if RF_NVIDIA
+  asm volatile("" : "+r"(value));
+#endif
+  return value;
+}
+
+// Zero, in a register of each lane. The assembler does not know that, nor that lanes have the same:
+// it would put what follows from it in uniform registers, which half of the instructions cannot
+// read.
+__device__ __forceinline__ uint32_t hidden_zero() {
+  uint32_t lanes_before = 0;
+#if RF_NVIDIA
+  asm volatile("mov.u32 %0, %%lanemask_lt;" : "=r"(lanes_before));
+#endif
+  return lanes_before >> 31;
+}
+
+// For up to kRows rows.
+template <class Format, int kRows>
+class ExpertsGemm {
+  static constexpr int kWaves = kExpertsGemmWaves;
+  using Product = FewRowsProduct<Format, kRows, true, kWaves>;
+  static constexpr int kStageBytes = FewRowsWeights<Format>::kBytes;
+  // So many steps of weights are on their way while one is multiplied. Few rows wait for memory.
+  static constexpr int kStages = kRows > 32 ? 1 : 2;
+  static constexpr int kXTiles = kShortQuantBlocks / kStepQuantBlocks * Product::kTiles;
+
+ public:
+  struct Lds {
+    alignas(warpgroup::kPlainAlignment) uint8_t x[kXTiles * Product::kTileBytes];
+    alignas(16) uint8_t weights[kWaves][kStages][kStageBytes];
+  };
+  static_assert(sizeof(Lds) <= 227 * 1024);
+
+  static __device__ __forceinline__ void run(const GemmArguments& arguments, Lds& lds) {
+    const int steps = (arguments.quant_blocks + kStepQuantBlocks - 1) / kStepQuantBlocks;
+    const int stored_rows = arguments.outputs.stored_rows();
+    const int own_row = wave_id() * (2 * kGroupRows);
+    const int distance = static_cast<int>(gridDim.y) * kExpertsGemmColumns;
+    int first_row = static_cast<int>(blockIdx.y) * kExpertsGemmColumns;
+
+    uint8_t* const stages = lds.weights[wave_id()][0];
+    FewRowsWeights<Format> weights(arguments, first_row + own_row);
+    int next_step = 0, next_row = first_row;
+    const auto start_weights = [&](int stage) __attribute__((always_inline)) {
+      if (next_row < stored_rows) weights.start(next_step, stages + stage * kStageBytes);
+      async_commit();
+      if (++next_step == steps) {
+        next_step = 0;
+        next_row += distance;
+        weights.go_on(distance);
+      }
+    };
+#pragma unroll
+    for (int stage = 0; stage < kStages; ++stage) start_weights(stage);
+    bring(arguments, lds, steps * Product::kTiles);
+
+    const NibbleConstants constants(Format::kZero, hidden_zero());
+    int stage = 0;
+#pragma unroll 1
+    for (; first_row < stored_rows; first_row += distance) {
+      typename Product::Accumulators sums{};
+#pragma unroll 1
+      for (int step = 0; step < steps; ++step) {
+        async_wait<kStages - 1>();
+        wave_sync();
+        const auto held = Product::take(stages + stage * kStageBytes);
+        wave_sync();  // the whole wave has taken what the next copy goes over
+        start_weights(stage);
+        if constexpr (kStages > 1) stage = stage + 1 == kStages ? 0 : stage + 1;
+#pragma unroll
+        for (int tile = 0; tile < Product::kTiles; ++tile)
+          Product::multiply(sums, constants, held, tile,
+                            x_tile(lds, step * Product::kTiles + tile));
+      }
+      store(sums, arguments, hidden(first_row) + own_row);
+    }
+  }
+
+ private:
+  static __device__ __forceinline__ U4* x_tile(Lds& lds, int tile) {
+    return reinterpret_cast<U4*>(lds.x) + tile * Product::Activations::kItems;
+  }
+
+  // Brings all of x. Several tiles are on their way at once.
+  static __device__ __forceinline__ void bring(const GemmArguments& arguments, Lds& lds,
+                                               int tiles) {
+    constexpr int kAhead = 4;
+    const typename Product::Activations x(arguments, arguments.quant_blocks);
+#pragma unroll 1
+    for (int first = 0; first < tiles; first += kAhead) {
+      typename Product::Activations::Loaded loaded[kAhead];
+#pragma unroll
+      for (int i = 0; i < kAhead; ++i) {
+        const int tile = first + i;
+        loaded[i] = x.load(tile / Product::kTiles * kStepQuantBlocks +
+                           tile % Product::kTiles * Product::kUnits);
+      }
+      issue_loads();
+#pragma unroll
+      for (int i = 0; i < kAhead; ++i) {
+        if (first + i < tiles) x.put(loaded[i], x_tile(lds, first + i));
+      }
+    }
+    warpgroup::publish();
+    lds_barrier();
+  }
+
+  // Results go out straight from the lanes that have the sums, eight of which have what lies side
+  // by side: through LDS waves would wait for each other.
+  static __device__ __forceinline__ void store(const Product::Accumulators& sums,
+                                               const GemmArguments& arguments, int first_column) {
+    const int columns = arguments.outputs.out_features;
+    const int column = first_column + Mma::lane_row(0);
+    const int first_row = hidden(arguments.first_row) + Mma::column(0);
+    const int rows = arguments.rows - first_row;
+    float* const first = arguments.result.out + static_cast<int64_t>(first_row) * columns + column;
+#pragma unroll
+    for (int r = 0; r < Mma::kLaneRows; ++r) {
+      if (column + r * kGroupRows >= columns) continue;
+      const float* const biases = arguments.result.bias;
+      const float bias = biases ? biases[column + r * kGroupRows] : 0.0f;
+#pragma unroll
+      for (int i = 0; i < Product::kRowTiles; ++i) {
+#pragma unroll
+        for (int v = 0; v < kAccValues; ++v) {
+          if (v % 4 / 2 != r) continue;
+          const int row = 16 * i + v / 4 * 8 + v % 2;  // behind the lane's first
+          float* const to = first + static_cast<int64_t>(columns) * row + r * kGroupRows;
+          if (row < rows) *to = sums[i].value[v] + bias;
+        }
+      }
+    }
+  }
+};
+
+// LDS of a block that takes as many rows as one of these.
+template <class Format, int... kRows>
+union ExpertsGemmLds {};
+template <class Format, int kRows, int... kMoreRows>
+union ExpertsGemmLds<Format, kRows, kMoreRows...> {
+  typename ExpertsGemm<Format, kRows>::Lds own;
+  ExpertsGemmLds<Format, kMoreRows...> others;
+};
+
+// Multiplies with instructions for kRows rows if there are no more, else with those for the least
+// of the others that suffice.
+template <class Format, int kRows, int... kMoreRows>
+__device__ __forceinline__ void experts_gemm(const GemmArguments& arguments,
+                                             ExpertsGemmLds<Format, kRows, kMoreRows...>& lds) {
+  if constexpr (sizeof...(kMoreRows) > 0) {
+    if (arguments.rows - arguments.first_row > kRows) {
+      experts_gemm(arguments, lds.others);
+      return;
+    }
+  }
+  ExpertsGemm<Format, kRows>::run(arguments, lds.own);
+}
+
+#endif
+
+}  // namespace rf
