@@ -9,11 +9,9 @@ namespace rf {
 
 template <class Format>
 __device__ __forceinline__ void experts_gemm(GemmArguments arguments, const Groups& groups) {
-  constexpr int kMostRows = 64;  // of a tile
   wait_for_previous(groups.tiles, groups.experts.places, arguments.sources, arguments.x);
   if (!begin_group(arguments, groups)) return;
-  arguments.rows = min(arguments.rows, arguments.first_row + kMostRows);
-  using Lds = ExpertsGemmLds<Format, 8, 16, 32, 48, kMostRows>;
+  using Lds = ExpertsGemmLds<Format, 8, 16, 32, 48, 64>;
   RF_LARGE_LDS(Lds, lds);
   experts_gemm(arguments, *lds);
 }
