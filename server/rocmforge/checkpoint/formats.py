@@ -28,7 +28,8 @@ class WeightFormat:
         is_mixed: Files mix it with others in query, key and value of a layer, so there are kernels
             that multiply with matrices of several such formats at once.
         is_streamed: There are kernels that copy its blocks ahead of products of few rows.
-        is_staged: There are kernels that keep the few rows of an expert, and copy its blocks ahead.
+        is_staged: Kernels of Hopper GPUs bring its blocks to few rows through LDS, as its header
+            says, too.
     """
 
     name: str

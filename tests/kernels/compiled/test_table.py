@@ -104,6 +104,12 @@ def test_mixed_formats_have_the_numbers_of_the_backend(tmp_path: Path) -> None:
     assert found == {name: FORMAT_NUMBERS[name] for name in mixed}
 
 
+def test_staged_formats_are_those_whose_headers_say_so() -> None:
+    headers = {each: INCLUDE_DIR / f"rf/formats/{each.name}.h" for each in read_formats()}
+    staged = {each for each, path in headers.items() if "bool kStaged = true;" in path.read_text()}
+    assert {each.name for each in staged} == {each.name for each in headers if each.is_staged}
+
+
 def test_a_source_is_compiled_for_the_formats_that_it_says(tmp_path: Path) -> None:
     source = a_table(tmp_path, 'kernels = ["rf_{format}_{1,2}"]\nformats = "float"')
     assert source.kernels == {f"rf_{name}_{i}" for name in ("f32", "f16", "bf16") for i in (1, 2)}

@@ -6,7 +6,7 @@ tiles of one expert each. The host knows only how many pairs there are.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 from rocmforge_hip.device.constants import (
     GEMM_COLUMNS,
@@ -119,37 +119,47 @@ class GroupedProducts:
         length = matrix.num_experts * matrix.out_features
         bias, up_bias = (optional_vector(each, length) for each in biases)
         tiles = pairs // tile + matrix.num_experts  # as many as so many pairs may make
-        operands: dict[str, Any] = {
-            "weight": matrix.data,
-            "places": self._places(pairs, matrix, tile),
-            "x": x,
-            "tiles": self._sorted.tiles,
-            "sources": None if is_sorted else self._sorted.rows,
-            "bias": bias,
-            "out": out,
-            "expert_bytes": matrix.nbytes,
-            "out_features": matrix.out_features,
-            "quant_blocks": matrix.quant_blocks,
-        }
-        is_plain = out is not None and gate == NOT_GATED
+        places = self._places(pairs, matrix, tile)
+        sources = None if is_sorted else self._sorted.rows
         is_short = tile == _SHORT_ROWS_TILE and matrix.quant_blocks <= SHORT_QUANT_BLOCKS
-        of_short_rows = self._of_short_rows.get(matrix.format.name)
-        if is_plain and is_short and of_short_rows is not None:
+        of_short_rows = self._of_short_rows.get(matrix.format.name) if is_short else None
+        if of_short_rows is not None and out is not None and gate == NOT_GATED:
             columns = ceil_div(matrix.stored_rows, SHORT_GEMM_COLUMNS)
-            blocks = min(self._geometry.blocks_of_tile(pairs, tile), columns)
-            of_short_rows.launch((tiles, blocks, 1), _SHORT_ROWS_THREADS, **operands)
+            of_short_rows.launch(
+                (tiles, min(self._geometry.blocks_of_tile(pairs, tile), columns), 1),
+                _SHORT_ROWS_THREADS,
+                weight=matrix.data,
+                places=places,
+                x=x,
+                tiles=self._sorted.tiles,
+                sources=sources,
+                bias=bias,
+                out=out,
+                expert_bytes=matrix.nbytes,
+                out_features=matrix.out_features,
+                quant_blocks=matrix.quant_blocks,
+            )
             return
         kernel = self._gemms[matrix.format.name, tile]
         kernel.launch(
             (tiles, ceil_div(matrix.stored_rows, GEMM_COLUMNS), 1),
             kernel.max_threads,
+            weight=matrix.data,
+            places=places,
+            x=x,
+            tiles=self._sorted.tiles,
+            sources=sources,
+            bias=bias,
             up_bias=up_bias,
+            out=out,
             out_half=out_half,
             partial=None,
+            expert_bytes=matrix.nbytes,
             rows=0,
+            out_features=matrix.out_features,
+            quant_blocks=matrix.quant_blocks,
             activation=gate,
             split_quant_blocks=matrix.quant_blocks,
-            **operands,
         )
 
     def _places(self, pairs: int, matrix: Matrix, tile: int) -> DeviceArray | None:
