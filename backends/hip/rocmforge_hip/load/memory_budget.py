@@ -341,6 +341,7 @@ def _largest_input(config: ModelConfig, limits: StepLimits, options: LoadOptions
         has_axes=config.rope is not None and bool(config.rope.axes),
         has_places=config.tower is not None and config.tower.places > 0,
         has_teams=causal,
+        reads_ends=causal,
         # A window has one row of embeddings at least.
         tile_windows=limits.sums if any(layer.tile_windows for layer in config.layers) else 0,
     )

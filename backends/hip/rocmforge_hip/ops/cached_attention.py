@@ -94,6 +94,16 @@ class _Unrotated(Activation):
     norms: tuple[DeviceArray | None, DeviceArray | None]  # of queries and keys
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Decodes:
+    """Sequences of a step of which one token attends."""
+
+    count: int
+    sequences: DeviceArray  # int32 [count], their numbers
+    rows: DeviceArray  # int32 [S], of each sequence of the step its token
+    teams: DeviceArray | None = None  # `StepArrays.teams`
+
+
 def _head_of(layer: LayerConfig) -> HeadSize | None:
     sizes = layer.key_dim, layer.value_dim
     return next((h for h in CACHED_HEADS if (h.key_dim, h.value_dim) == sizes), None)
@@ -353,15 +363,31 @@ class CachedAttention:
         )
 
     def attend(
-        self, step: DeviceStep, q: Activation, spec: AttentionSpec, sinks: Weight | None
+        self,
+        step: DeviceStep,
+        q: Activation,
+        spec: AttentionSpec,
+        sinks: Weight | None,
+        *,
+        ends_alone: bool,
     ) -> Activation:
-        """Attends as `Ops.attention` says."""
-        layer = self._config.layers[spec.layer]
+        """Attends as `Ops.attention` says.
+
+        If `ends_alone`, for the last new token of each sequence as if it were the only one. Other
+        rows stay what an earlier layer left.
+        """
+        layer, shape, inputs = self._config.layers[spec.layer], step.shape, step.inputs
         out = self._attended(step, q, layer)
         scores = optional_vector(sinks, layer.num_heads)
-        if step.shape.decodes:
-            self._attend_decodes(step, q, out, spec, scores)
-        if step.shape.prefills:
+        if ends_alone:
+            ends = _Decodes(shape.sequences, inputs.in_order, inputs.ends)
+            self._attend_decodes(step, q, out, spec, scores, ends)
+            return out
+        if shape.decodes:
+            teams = inputs.teams if self._has_teams(step, self._kernels[spec.layer]) else None
+            decodes = _Decodes(shape.decodes, inputs.decodes, inputs.query_start, teams)
+            self._attend_decodes(step, q, out, spec, scores, decodes)
+        if shape.prefills:
             self._attend_prefills(step, f16_of(q), out, spec, scores)
         return out
 
@@ -372,6 +398,7 @@ class CachedAttention:
         out: Activation,
         spec: AttentionSpec,
         sinks: DeviceArray | None,
+        decodes: _Decodes,
     ) -> None:
         layer, shape, inputs = self._config.layers[spec.layer], step.shape, step.inputs
         cache, own = self.caches[spec.layer], self._kernels[spec.layer]
@@ -382,10 +409,10 @@ class CachedAttention:
         kernel, teams = own.decode, None
         context, head_blocks = shape.blocks * BLOCK_TOKENS, kv_heads * own.tiles
         most = min(partial.shape[0] // layer.value_dim, partial_ml.shape[0])
-        room = most // (shape.decodes * layer.num_heads)
-        if shape.has_teams and own.decode_teams is not None and room > 1:
-            kernel, teams = own.decode_teams, inputs.teams
-            number = ceil_div(shape.decodes, self.most_of_team)
+        room = most // (decodes.count * layer.num_heads)
+        if decodes.teams is not None and own.decode_teams is not None and room > 1:
+            kernel, teams = own.decode_teams, decodes.teams
+            number = ceil_div(decodes.count, self.most_of_team)
             split = self._geometry.team_splits(
                 context, head_blocks, number, own.teams_at_once, room
             )
@@ -394,10 +421,10 @@ class CachedAttention:
                 context,
                 spec.window,
                 head_blocks,
-                shape.decodes,
+                decodes.count,
                 own.decodes_at_once,
             )
-        results = shape.decodes * split.count * layer.num_heads
+        results = decodes.count * split.count * layer.num_heads
         assert results * layer.value_dim <= partial.shape[0] or split.count == 1
         assert results <= partial_ml.shape[0] or split.count == 1
         window = spec.window or 0
@@ -409,7 +436,7 @@ class CachedAttention:
         rows = (q,) * 3 if new is None else (new.queries, new.keys, new.values)
         strides = [_stride(each) for each in rows]
         kernel.launch(
-            (head_blocks, split.count, shape.decodes),
+            (head_blocks, split.count, decodes.count),
             own.decode_threads,
             q=q.f16,
             new_q=None if new is None else f32_of(new.queries),
@@ -423,8 +450,8 @@ class CachedAttention:
             k_scale=cache.key_scale,
             v_scale=value_scale,
             block_table=self._block_table(step, spec.layer),
-            sequences=inputs.decodes,
-            query_start=inputs.query_start,
+            sequences=decodes.sequences,
+            query_start=decodes.rows,
             context_len=inputs.context_len,
             teams=teams,
             sinks=sinks,
@@ -448,12 +475,12 @@ class CachedAttention:
         )
         if split.count > 1 and not step.variant.fuses_attention:
             self._reduce.launch(
-                (layer.num_heads, shape.decodes, 1),
+                (layer.num_heads, decodes.count, 1),
                 whole_waves(layer.value_dim // 4 * MERGE_SUMS),
                 partial=partial,
                 partial_ml=partial_ml,
-                sequences=inputs.decodes,
-                query_start=inputs.query_start,
+                sequences=decodes.sequences,
+                query_start=decodes.rows,
                 context_len=inputs.context_len,
                 teams=teams,
                 sinks=sinks,

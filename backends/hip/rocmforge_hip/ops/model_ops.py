@@ -18,7 +18,7 @@ from rocmforge.models.blocks import DeltaNet, Embedding, Experts, FeedForward, M
 from rocmforge.models.config import ActivationFunction
 from rocmforge.models.families import FAMILIES
 from rocmforge.models.forward.ops import AttentionSpec
-from rocmforge.models.layer_config import ExpertsConfig
+from rocmforge.models.layer_config import ExpertsConfig, LayerConfig
 from rocmforge_hip.device.constants import BLOCK_TOKENS, QUANT_BLOCK
 from rocmforge_hip.device.memory import DeviceArray
 from rocmforge_hip.ops.activations import Activation, Forms
@@ -43,6 +43,12 @@ from rocmforge_hip.weights.formats import MatrixPart, Weight
 from rocmforge_hip.weights.products import QKV_PRODUCTS, Product
 
 _UNCAPPED: Final = 1.0  # cap * tanh(x / cap) is tanh(x)
+
+
+def _layer_of_ends(layers: Sequence[LayerConfig]) -> int | None:
+    """Returns the last layer, if it has attention whose other rows an earlier layer has written."""
+    features = [layer.attended_features if layer.num_heads else 0 for layer in layers]
+    return len(features) - 1 if 0 < features[-1] <= max(features[:-1], default=0) else None
 
 
 class HipOps:
@@ -105,6 +111,7 @@ class HipOps:
                 resources.query_gains,
                 resources.window_groups,
             )
+            self._layer_of_ends = _layer_of_ends(config.layers)
         elif config.layers:  # some towers have none
             self._full = FullAttention(
                 config, library, tables, resources.slopes, resources.unturned
@@ -464,7 +471,9 @@ class HipOps:
         self, step: DeviceStep, q: Activation, spec: AttentionSpec, sinks: Weight | None
     ) -> Activation:
         assert self._cached is not None
-        return self._cached.attend(step, q, spec, sinks)
+        is_last = spec.layer == self._layer_of_ends
+        ends_alone = is_last and step.shape.reads_ends and self.leaves_rows_out(step)
+        return self._cached.attend(step, q, spec, sinks, ends_alone=ends_alone)
 
     def store_latent(
         self, step: DeviceStep, kv: Activation, norm: Weight, spec: AttentionSpec

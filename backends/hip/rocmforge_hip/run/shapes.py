@@ -9,7 +9,13 @@ import numpy as np
 from rocmforge.backend.step import MAX_KEPT_STATES, StepInput
 from rocmforge_hip.device.constants import BLOCK_TOKENS
 from rocmforge_hip.ops.activations import StepLimits
-from rocmforge_hip.ops.step.shape import PredictorUse, StateLaunch, StepShape, in_turn
+from rocmforge_hip.ops.step.shape import (
+    PredictorUse,
+    StateLaunch,
+    StepShape,
+    in_turn,
+    reads_ends,
+)
 from rocmforge_hip.weights.adapters import most_tiles, tile_rows
 from rocmforge_hip.weights.formats import ceil_div, round_up
 
@@ -116,6 +122,7 @@ class StepShapes:
             predictor=self._predictor(step),
             window_groups=len(step.window_tables),
             has_axes=self._has_axes,
+            reads_ends=reads_ends(step),
         )
 
     def _blocks_for(self, step: StepInput, growth: int) -> int:
@@ -176,4 +183,5 @@ def exact_shape(
         tile_windows=max(len(step.tile_windows) - 1, 0),
         longest_window=int(np.diff(step.tile_windows).max(initial=0)),
         both_ways=len(step.seen_ends) > 0,
+        reads_ends=(decodes < step.num_sequences and len(step.logit_rows) > 0 and reads_ends(step)),
     )

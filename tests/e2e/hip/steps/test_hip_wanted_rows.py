@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from rocmforge.backend.step import StepOutput
 from rocmforge.models.weights import present
 from rocmforge_hip.ops.activations import Activation
+from rocmforge_hip.ops.cached_attention import CachedAttention
 from rocmforge_hip.ops.model_ops import HipOps
 from rocmforge_hip.ops.step.device_step import DeviceStep
 from tests.backend.driving import Chunk, Driver, Want, make_step
@@ -104,6 +106,38 @@ def test_answers_are_those_of_a_step_that_computes_all_rows(
         np.testing.assert_array_equal(got.token_ids, whole.token_ids)
         # Fewer rows may be multiplied by other kernels, in float32.
         np.testing.assert_allclose(present(got.logprobs), present(whole.logprobs), atol=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "kinds", "wants", "alone"),
+    [
+        ("llama", (), DRAWN, [False, True]),
+        ("llama", (), (*SCORED, *DRAWN), [False, False]),
+        ("granitehybrid", (FULL, LINEAR, FULL), DRAWN, [False, True]),
+        # Nothing has been attended to before, so other rows would be anything.
+        ("qwen35moe", (LINEAR, FULL), DRAWN, [False]),
+        ("granitehybrid", (FULL, LINEAR), DRAWN, [False]),
+    ],
+)
+def test_the_last_layer_attends_for_last_tokens_alone(
+    stack: ExitStack,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    kinds: tuple[str, ...],
+    wants: tuple[Want, ...],
+    alone: list[bool],
+) -> None:
+    found, attend = [], CachedAttention.attend
+
+    def seen(self: CachedAttention, *given: Any, ends_alone: bool) -> Activation:
+        found.append(ends_alone)
+        return attend(self, *given, ends_alone=ends_alone)
+
+    monkeypatch.setattr(CachedAttention, "attend", seen)
+    load(stack, tmp_path, name, *kinds).run(replace(PART, wants=wants))
+    assert found[-len(alone) :] == alone
+    assert len(found) % len(alone) == 0
 
 
 def test_another_embedding_is_of_all_tokens(

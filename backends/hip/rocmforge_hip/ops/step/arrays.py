@@ -33,6 +33,8 @@ class StepArrays(Generic[X]):
     decodes: X  # int32 [S], the sequences with one new token
     teams: X  # int32 [decodes, 4], `Teams.rows`; or empty
     prefills: X  # int32 [S], the sequences with several
+    ends: X  # int32 [S], the last new token of each sequence; or empty, as `in_order`
+    in_order: X  # int32 [S], all sequences
     in_turn: X  # int32 [S], as `in_turn` orders them; or empty
     seen_ends: X  # int32 [T], as `StepInput.seen_ends`; or empty
     state_reads: X  # int32 [S], NO_SLOT of padding, and in models without states
@@ -89,6 +91,8 @@ def specs(shape: StepShape, lists: ListSizes) -> StepArrays[ArraySpec]:
         decodes=a_sequence,
         teams=spec((shape.decodes if shape.has_teams else 0, 4), "i4"),
         prefills=a_sequence,
+        ends=spec((sequences if shape.reads_ends else 0,), "i4"),
+        in_order=spec((sequences if shape.reads_ends else 0,), "i4"),
         in_turn=spec((sequences if shape.state_launches else 0,), "i4"),
         seen_ends=spec((tokens if shape.both_ways else 0,), "i4"),
         state_reads=a_sequence,

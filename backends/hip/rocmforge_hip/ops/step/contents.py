@@ -57,6 +57,8 @@ def contents(
         decodes=(np.concatenate((decodes, padding)), 0),
         teams=(nothing if teams is None else teams, 0),
         prefills=(np.flatnonzero(new_tokens > 1), 0),
+        ends=(step.query_start[1:] - 1, int(step.query_start[-1])),
+        in_order=(np.arange(shape.sequences, dtype=np.int32), 0),
         in_turn=(of_states, 0),
         seen_ends=(step.seen_ends, 0),
         state_reads=(whole.state_reads, NO_SLOT),

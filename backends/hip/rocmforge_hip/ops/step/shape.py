@@ -53,7 +53,17 @@ class StepShape:
     longest_window: int = 0  # patches of the largest
     both_ways: bool = False  # some tokens see others behind them
     has_teams: bool = False  # decodes share the blocks at their fronts (`run/teams.py`)
+    reads_ends: bool = False  # logits are of no other tokens than the last of a sequence
     predictor: PredictorUse = PredictorUse.NONE
+
+
+def reads_ends(step: StepInput) -> bool:
+    """Returns whether logits are needed of the last new tokens of sequences alone.
+
+    None of these sees others behind it.
+    """
+    ends = np.isin(step.logit_rows, step.query_start[1:] - 1)
+    return bool(ends.all()) and not len(step.seen_ends)
 
 
 def in_turn(step: StepInput) -> tuple[Int32Array, tuple[StateLaunch, ...]]:
