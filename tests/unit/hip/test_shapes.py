@@ -12,7 +12,7 @@ from rocmforge.backend.step import MAX_KEPT_STATES, StepInput
 from rocmforge_hip.device.constants import BLOCK_TOKENS
 from rocmforge_hip.ops.activations import StepLimits
 from rocmforge_hip.ops.step.shape import StepShape
-from rocmforge_hip.run.shapes import StepShapes
+from rocmforge_hip.run.shapes import StepShapes, exact_shape
 from tests.backend.driving import Chunk, make_step, with_states
 
 LIMITS = StepLimits(tokens=66, sequences=6, context=3000)
@@ -102,6 +102,14 @@ def test_a_prompt_whose_rows_are_scored_has_a_shape_of_its_own() -> None:
     assert SHAPES.of_graph(step, step) is None
     silent = replace(step, logit_rows=step.logit_rows[:0])
     assert shape_of(silent).rows == 1
+
+
+def test_a_shape_says_whether_logits_are_of_last_tokens_alone() -> None:
+    ends, none = step_of(9, 1), replace(step_of(9, 1), logit_rows=np.zeros(0, np.int32))
+    between = replace(ends, logit_rows=np.array([7, 9], np.int32))
+    assert [shape_of(step).reads_ends for step in (ends, none, between)] == [True, True, False]
+    found = [exact_shape(step).reads_ends for step in (ends, none, between, step_of(1, 1))]
+    assert found == [True, False, False, False]
 
 
 def test_layers_with_states_take_decodes_and_then_the_prompt() -> None:

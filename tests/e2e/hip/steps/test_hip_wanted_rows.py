@@ -14,6 +14,7 @@ from rocmforge.backend.step import StepOutput
 from rocmforge.models.weights import present
 from rocmforge_hip.ops.activations import Activation
 from rocmforge_hip.ops.cached_attention import CachedAttention
+from rocmforge_hip.ops.geometry import Geometry
 from rocmforge_hip.ops.model_ops import HipOps
 from rocmforge_hip.ops.step.device_step import DeviceStep
 from tests.backend.driving import Chunk, Driver, Want, make_step
@@ -60,8 +61,11 @@ def rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def steps(driver: Driver) -> list[StepOutput]:
-    """A prompt in two parts, of which nobody reads the first, and a decode beside the second."""
-    first, second = range(3), range(4, 7)
+    """A prompt in two parts, of which nobody reads the first, and a decode beside the second.
+
+    At last, a decode between two prompts, all of which are drawn behind.
+    """
+    first, second, third, fourth = (range(start, start + 3) for start in (0, 4, 8, 12))
     return [
         driver.run(Chunk(tokens=PROMPT[:CUT], blocks=first, wants=())),
         driver.run(Chunk(tokens=PROMPT[:5], blocks=second, wants=DRAWN, state_slot=1)),
@@ -70,6 +74,11 @@ def steps(driver: Driver) -> list[StepOutput]:
             Chunk(tokens=PROMPT[CUT:], start=CUT, blocks=first, wants=(*SCORED, *DRAWN)),
         ),
         driver.run(Chunk(tokens=[8], start=len(PROMPT), blocks=first, wants=DRAWN)),
+        driver.run(
+            Chunk(tokens=PROMPT[:7], blocks=third, wants=DRAWN, state_slot=2),
+            Chunk(tokens=[9], start=len(PROMPT) + 1, blocks=first, wants=DRAWN),
+            Chunk(tokens=PROMPT[:9], blocks=fourth, wants=DRAWN, state_slot=3),
+        ),
     ]
 
 
@@ -95,12 +104,14 @@ def test_answers_are_those_of_a_step_that_computes_all_rows(
     name: str,
     kinds: tuple[str, ...],
 ) -> None:
+    # So that contexts are split.
+    monkeypatch.setattr(Geometry, "_least_decode_split", lambda self, blocks: 1)
     found = steps(load(stack, tmp_path, name, *kinds))
-    assert rows == [1, 2 + len(SCORED), 1]
+    assert rows == [1, 2 + len(SCORED), 1, 3]
     monkeypatch.setattr(HipOps, "leaves_rows_out", lambda self, step: False)
     rows.clear()
     expected = steps(load(stack, tmp_path, name, *kinds))
-    assert rows == [CUT, 5, 1 + len(PROMPT) - CUT, 1]
+    assert rows == [CUT, 5, 1 + len(PROMPT) - CUT, 1, 17]
     assert present(found[0].cost).launches < present(expected[0].cost).launches
     for got, whole in zip(found[1:], expected[1:], strict=True):
         np.testing.assert_array_equal(got.token_ids, whole.token_ids)

@@ -58,12 +58,8 @@ class StepShape:
 
 
 def reads_ends(step: StepInput) -> bool:
-    """Returns whether logits are needed of the last new tokens of sequences alone.
-
-    None of these sees others behind it.
-    """
-    ends = np.isin(step.logit_rows, step.query_start[1:] - 1)
-    return bool(ends.all()) and not len(step.seen_ends)
+    """Returns whether logits are needed of the last new tokens of sequences alone."""
+    return bool(np.isin(step.logit_rows, step.query_start[1:] - 1).all())
 
 
 def in_turn(step: StepInput) -> tuple[Int32Array, tuple[StateLaunch, ...]]:
