@@ -12,9 +12,10 @@ import pytest
 
 from rocmforge.backend.step import StepOutput
 from rocmforge.models.weights import present
+from rocmforge_hip.device.constants import BLOCK_TOKENS
 from rocmforge_hip.ops.activations import Activation
 from rocmforge_hip.ops.cached_attention import CachedAttention
-from rocmforge_hip.ops.geometry import Geometry
+from rocmforge_hip.ops.geometry import AttentionSplit, Geometry
 from rocmforge_hip.ops.model_ops import HipOps
 from rocmforge_hip.ops.step.device_step import DeviceStep
 from tests.backend.driving import Chunk, Driver, Want, make_step
@@ -63,7 +64,7 @@ def rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def steps(driver: Driver) -> list[StepOutput]:
     """A prompt in two parts, of which nobody reads the first, and a decode beside the second.
 
-    At last, a decode between two prompts, all of which are drawn behind.
+    At last, a decode beside parts of three prompts, all of which are drawn behind.
     """
     first, second, third, fourth = (range(start, start + 3) for start in (0, 4, 8, 12))
     return [
@@ -76,10 +77,15 @@ def steps(driver: Driver) -> list[StepOutput]:
         driver.run(Chunk(tokens=[8], start=len(PROMPT), blocks=first, wants=DRAWN)),
         driver.run(
             Chunk(tokens=PROMPT[:7], blocks=third, wants=DRAWN, state_slot=2),
-            Chunk(tokens=[9], start=len(PROMPT) + 1, blocks=first, wants=DRAWN),
+            Chunk(tokens=[9, 10], start=len(PROMPT) + 1, blocks=first, wants=DRAWN),
+            Chunk(tokens=[11], start=6, blocks=second, wants=DRAWN, state_slot=1),
             Chunk(tokens=PROMPT[:9], blocks=fourth, wants=DRAWN, state_slot=3),
         ),
     ]
+
+
+def split_by_blocks(_: Geometry, context: int, *given: int | None) -> AttentionSplit:
+    return AttentionSplit(BLOCK_TOKENS, context // BLOCK_TOKENS)
 
 
 @pytest.mark.parametrize(
@@ -104,14 +110,13 @@ def test_answers_are_those_of_a_step_that_computes_all_rows(
     name: str,
     kinds: tuple[str, ...],
 ) -> None:
-    # So that contexts are split.
-    monkeypatch.setattr(Geometry, "_least_decode_split", lambda self, blocks: 1)
+    monkeypatch.setattr(Geometry, "attention", split_by_blocks)
     found = steps(load(stack, tmp_path, name, *kinds))
-    assert rows == [1, 2 + len(SCORED), 1, 3]
+    assert rows == [1, 2 + len(SCORED), 1, 4]
     monkeypatch.setattr(HipOps, "leaves_rows_out", lambda self, step: False)
     rows.clear()
     expected = steps(load(stack, tmp_path, name, *kinds))
-    assert rows == [CUT, 5, 1 + len(PROMPT) - CUT, 1, 17]
+    assert rows == [CUT, 5, 1 + len(PROMPT) - CUT, 1, 19]
     assert present(found[0].cost).launches < present(expected[0].cost).launches
     for got, whole in zip(found[1:], expected[1:], strict=True):
         np.testing.assert_array_equal(got.token_ids, whole.token_ids)
