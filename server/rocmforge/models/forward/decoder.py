@@ -38,8 +38,8 @@ class _Stream(NamedTuple, Generic[A, W]):
 def hidden_states(config: ModelConfig, weights: ModelWeights[W], ops: Ops[A, W, S], step: S) -> A:
     """Returns the hidden states of the step's tokens, [T, hidden_size]; fills caches and states.
 
-    They are those after the last norm. Of the last layer's network, backends may compute the rows
-    alone that somebody reads: behind a part of a prompt, those are none.
+    They are those after the last norm. Of the last layer, backends may compute the rows alone that
+    somebody reads: behind a part of a prompt, those are none.
 
     Each residual addition is done together with the norm that reads its result, which is the first
     of the next part (or the output norm).

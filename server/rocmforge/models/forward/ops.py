@@ -404,6 +404,8 @@ class Ops(Protocol[A, W, S]):
     def attention(self, step: S, q: A, spec: AttentionSpec, sinks: W | None) -> A:
         """Returns the causal attention of q over the paged cache: [T, num_heads * value_dim].
 
+        Of the last layer, rows that `take_wanted` leaves out may be anything.
+
         Args:
             step: Says where the keys and values of its sequences are.
             q: [T, num_heads * key_dim], rotated.
