@@ -11,9 +11,10 @@ template <class Format>
 __device__ __forceinline__ void experts_gemm(GemmArguments arguments, const Groups& groups) {
   wait_for_previous(groups.tiles, groups.experts.places, arguments.sources, arguments.x);
   if (!begin_group(arguments, groups)) return;
-  using Lds = ExpertsGemmLds<Format, 8, 16, 32, 48, 64>;
+  using Lds = LdsOf<ExpertsGemm<Format, 8>, ExpertsGemm<Format, 16>, ExpertsGemm<Format, 32>,
+                    ExpertsGemm<Format, 48>, ExpertsGemm<Format, 64>>;
   RF_LARGE_LDS(Lds, lds);
-  experts_gemm(arguments, *lds);
+  multiply_rows(arguments, *lds);
 }
 
 }  // namespace rf

@@ -384,7 +384,7 @@ class CachedAttention:
             self._attend_decodes(step, q, out, spec, scores, ends)
             return out
         if shape.decodes:
-            teams = inputs.teams if self._has_teams(step, self._kernels[spec.layer]) else None
+            teams = inputs.teams if shape.has_teams else None
             decodes = _Decodes(shape.decodes, inputs.decodes, inputs.query_start, teams)
             self._attend_decodes(step, q, out, spec, scores, decodes)
         if shape.prefills:

@@ -47,6 +47,8 @@ class ExpertsGemm {
   static constexpr int kXTiles = kShortQuantBlocks / kStepQuantBlocks * Product::kTiles;
 
  public:
+  static constexpr int kMostRows = kRows;
+
   struct Lds {
     alignas(warpgroup::kPlainAlignment) uint8_t x[kXTiles * Product::kTileBytes];
     alignas(16) uint8_t weights[kWaves][kStages][kStageBytes];
@@ -154,29 +156,6 @@ class ExpertsGemm {
     }
   }
 };
-
-// LDS of a block that takes as many rows as one of these.
-template <class Format, int... kRows>
-union ExpertsGemmLds {};
-template <class Format, int kRows, int... kMoreRows>
-union ExpertsGemmLds<Format, kRows, kMoreRows...> {
-  typename ExpertsGemm<Format, kRows>::Lds own;
-  ExpertsGemmLds<Format, kMoreRows...> others;
-};
-
-// Multiplies with instructions for kRows rows if there are no more, else with those for the least
-// of the others that suffice.
-template <class Format, int kRows, int... kMoreRows>
-__device__ __forceinline__ void experts_gemm(const GemmArguments& arguments,
-                                             ExpertsGemmLds<Format, kRows, kMoreRows...>& lds) {
-  if constexpr (sizeof...(kMoreRows) > 0) {
-    if (arguments.rows - arguments.first_row > kRows) {
-      experts_gemm(arguments, lds.others);
-      return;
-    }
-  }
-  ExpertsGemm<Format, kRows>::run(arguments, lds.own);
-}
 
 #endif
 

@@ -366,6 +366,29 @@ struct FewRowsProduct {
   }
 };
 
+// LDS of a block that multiplies in one of these forms.
+template <class... Gemms>
+union LdsOf {};
+template <class Gemm, class... Others>
+union LdsOf<Gemm, Others...> {
+  typename Gemm::Lds own;
+  LdsOf<Others...> others;
+};
+
+// Multiplies in the first of these forms, which take ever more rows, that takes all of the block's;
+// if none does, as many as the last takes.
+template <class Gemm, class... Others>
+__device__ __forceinline__ void multiply_rows(const GemmArguments& arguments,
+                                              LdsOf<Gemm, Others...>& lds) {
+  if constexpr (sizeof...(Others) > 0) {
+    if (arguments.rows - arguments.first_row > Gemm::kMostRows) {
+      multiply_rows(arguments, lds.others);
+      return;
+    }
+  }
+  Gemm::run(arguments, lds.own);
+}
+
 }  // namespace rf
 
 #endif

@@ -42,6 +42,8 @@ class FewRowsGemm {
   static constexpr int kStages = stages();
 
  public:
+  static constexpr int kMostRows = kRows;
+
   union Lds {
     alignas(warpgroup::kPlainAlignment)
         uint8_t tiles[2 * kTileBytes + kFewRowsWaves * kStages * kStageBytes];
@@ -183,42 +185,23 @@ class FewRowsGemm {
   };
 };
 
-// LDS of a block that takes as many rows as one of these.
-template <class Format, bool kStaged, int... kRows>
-union FewRowsLds {};
-template <class Format, bool kStaged, int kRows, int... kMoreRows>
-union FewRowsLds<Format, kStaged, kRows, kMoreRows...> {
-  typename FewRowsGemm<Format, kRows, kStaged>::Lds own;
-  FewRowsLds<Format, kStaged, kMoreRows...> others;
-};
-
-// Multiplies with instructions for kRows rows if the block has no more, else with those for the
-// least of the others that suffice.
-template <class Format, bool kStaged, int kRows, int... kMoreRows>
-__device__ __forceinline__ void few_rows_gemm(
-    const GemmArguments& arguments, FewRowsLds<Format, kStaged, kRows, kMoreRows...>& lds) {
-  if constexpr (sizeof...(kMoreRows) > 0) {
-    if (arguments.rows - arguments.first_row > kRows) {
-      few_rows_gemm(arguments, lds.others);
-      return;
-    }
-  }
-  FewRowsGemm<Format, kRows, kStaged>::run(arguments, lds.own);
-}
-
 // A block takes kTileRows rows.
 template <class Format, int kTileRows>
 __device__ __forceinline__ void few_rows_gemm(const GemmArguments& arguments) {
   if constexpr (kTileRows == 32) {
-    __shared__ FewRowsLds<Format, false, 16, 32> lds;
-    few_rows_gemm(arguments, lds);
+    __shared__ LdsOf<FewRowsGemm<Format, 16, false>, FewRowsGemm<Format, 32, false>> lds;
+    multiply_rows(arguments, lds);
   } else if constexpr (Staged<Format>) {
-    using Lds = FewRowsLds<Format, true, 8, 16, 32, 48, 64>;
+    using Lds = LdsOf<FewRowsGemm<Format, 8, true>, FewRowsGemm<Format, 16, true>,
+                      FewRowsGemm<Format, 32, true>, FewRowsGemm<Format, 48, true>,
+                      FewRowsGemm<Format, 64, true>>;
     RF_LARGE_LDS(Lds, lds);
-    few_rows_gemm(arguments, *lds);
+    multiply_rows(arguments, *lds);
   } else {
-    __shared__ FewRowsLds<Format, false, 16, 32, 48, 64> lds;
-    few_rows_gemm(arguments, lds);
+    __shared__ LdsOf<FewRowsGemm<Format, 16, false>, FewRowsGemm<Format, 32, false>,
+                     FewRowsGemm<Format, 48, false>, FewRowsGemm<Format, 64, false>>
+        lds;
+    multiply_rows(arguments, lds);
   }
 }
 

@@ -42,6 +42,9 @@ def contents(
     padding = step.num_sequences + np.arange(shape.decodes - len(decodes), dtype=np.int32)
     of_states = in_turn(step)[0] if shape.state_launches else nothing
     of_states = np.concatenate((of_states[: len(decodes)], padding, of_states[len(decodes) :]))
+    ends = in_order = nothing
+    if shape.reads_ends:
+        ends, in_order = step.query_start[1:] - 1, np.arange(shape.sequences, dtype=np.int32)
     tiles, order = tile_rows(step.token_adapters) if shape.lora_tiles else (nothing, nothing)
     with np.errstate(divide="ignore"):
         log_min_p = np.log(batch.min_p)
@@ -57,8 +60,8 @@ def contents(
         decodes=(np.concatenate((decodes, padding)), 0),
         teams=(nothing if teams is None else teams, 0),
         prefills=(np.flatnonzero(new_tokens > 1), 0),
-        ends=(step.query_start[1:] - 1, int(step.query_start[-1])),
-        in_order=(np.arange(shape.sequences, dtype=np.int32), 0),
+        ends=(ends, int(step.query_start[-1])),
+        in_order=(in_order, 0),
         in_turn=(of_states, 0),
         seen_ends=(step.seen_ends, 0),
         state_reads=(whole.state_reads, NO_SLOT),
