@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -202,13 +203,13 @@ class Bench:
                 stream=self.watch.stream,
             )
 
-        def walk(own: Slots) -> None:
+        def walk(kernel: str, columns: int, own: Slots) -> None:
             assert isinstance(shape, Delta)
             device.enqueue(
-                "rf_gated_delta_chunks",
+                kernel,
                 *(convolved, *step, *own, *scratch, states, out),
                 *(shape.channels, shape.key_heads, shape.value_heads, 1),
-                grid=(4, shape.value_heads, sequences),
+                grid=(128 // columns, shape.value_heads, sequences),
                 block=4 * device.wave,
                 stream=self.watch.stream,
             )
@@ -237,14 +238,15 @@ class Bench:
 
         groups, dim = shape.norm
         per_thread = 4 if dim <= 1024 else 16
+        of_block = min(8, groups) if dim <= 4 * device.wave else 1
 
         def norm(_: Slots) -> None:
             device.enqueue(
                 "rf_gated_norm",
-                *(out, z, self.norm_weight, None, half, None, None, 0, shape.inner, dim),
+                *(out, z, self.norm_weight, None, half, None, None, 0, shape.inner, groups, dim),
                 *(0, int(isinstance(shape, Mamba)), _EPS),
-                grid=(rows, groups),
-                block=-(-dim // (per_thread * device.wave)) * device.wave,
+                grid=(rows, -(-groups // of_block)),
+                block=-(-dim // (per_thread * device.wave)) * device.wave * of_block,
                 stream=self.watch.stream,
             )
 
@@ -283,6 +285,7 @@ class Bench:
             "solve": 4 * rows * shape.channels,
             "scores": 4 * rows * shape.channels,
             "chunks": 4 * rows * shape.inner * 2,
+            "chunks, narrow": 4 * rows * shape.inner * 2,
             "at once": state_bytes + 4 * rows * (shape.channels + 2 * shape.inner),
         }
         total = 0.0
@@ -290,20 +293,24 @@ class Bench:
         if scratch and isinstance(shape, Mamba):
             launches |= {"scores": mamba_scores, "chunks": walk_mamba}
         elif scratch:
-            launches |= {"solve": solve, "chunks": walk}
+            launches |= {
+                "solve": solve,
+                "chunks": partial(walk, "rf_gated_delta_chunks", 32),
+                "chunks, narrow": partial(walk, "rf_gated_delta_chunks_c16", 16),
+            }
         if tokens == 1:
             launches["at once"] = at_once
         for name, launch in launches.items():
             seconds = self._seconds(launch, slots)
-            if name != "at once" and (name != "recur" or not scratch):
+            if name not in ("at once", "chunks, narrow") and (name != "recur" or not scratch):
                 total += seconds
             rate = moved[name] / seconds
             print(
-                f"  {sequences:3} x {tokens:4} {name:9} {seconds * 1e6:9.1f} us"
+                f"  {sequences:3} x {tokens:4} {name:14} {seconds * 1e6:9.1f} us"
                 f" {rate / 1e9:6.0f} GB/s {100 * rate / self.bandwidth:4.0f}%",
                 flush=True,
             )
-        print(f"  {sequences:3} x {tokens:4} a layer   {total * 1e6:9.1f} us", flush=True)
+        print(f"  {sequences:3} x {tokens:4} a layer        {total * 1e6:9.1f} us", flush=True)
         for array in (x, gates, convolved, out, z, half, states, kept, arrived, *scratch):
             array.free()
 

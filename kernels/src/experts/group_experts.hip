@@ -58,9 +58,11 @@ extern "C" __global__ __launch_bounds__(1024) void rf_group_experts(
   int before = 0;
   int own = 0;
   for_pairs([&](int, int other) {
-    before += rf::count_lanes(rf::ballot(other < expert));
-    own += rf::count_lanes(rf::ballot(other == expert));
+    before += other < expert ? 1 : 0;
+    own += other == expert ? 1 : 0;
   });
+  before = rf::wave_sum(before);
+  own = rf::wave_sum(own);
   if (rf::lane_id() == 0) {
     before_of_wave[rf::wave_id()] = before;
     own_of_wave[rf::wave_id()] = own;
@@ -77,17 +79,20 @@ extern "C" __global__ __launch_bounds__(1024) void rf_group_experts(
   place += first;
   end += first;
 
-  for_pairs([&](int pair, int other) {
-    const rf::LaneMask lanes = rf::ballot(other == expert);
-    if (other == expert) {
-      const int to = place + rf::count_lower(lanes);
-      tokens[to] = pair / num_chosen;
-      places[pair] = to;
-    } else if (expert == 0 && other == rf::kNotHere) {
-      places[pair] = rf::kElsewhere;
-    }
-    place += rf::count_lanes(lanes);
-  });
+  // Most waves have few of an expert's pairs. The first block writes what no expert here has.
+  if (own > 0 || expert == 0) {
+    for_pairs([&](int pair, int other) {
+      if (expert == 0 && other == rf::kNotHere) places[pair] = rf::kElsewhere;
+      const rf::LaneMask lanes = rf::ballot(other == expert);
+      if (lanes == 0) return;
+      if (other == expert) {
+        const int to = place + rf::count_lower(lanes);
+        tokens[to] = pair / num_chosen;
+        places[pair] = to;
+      }
+      place += rf::count_lanes(lanes);
+    });
+  }
 
   const int first_tile = rf::first_tile(expert, first, tile_rows);
   const int tiles_end = rf::first_tile(expert + 1, end, tile_rows);

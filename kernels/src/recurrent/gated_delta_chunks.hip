@@ -149,34 +149,28 @@ extern "C" __global__ __launch_bounds__(rf::kStateChunkThreads) void rf_gated_de
     own_solve[t * kStateChunk] = to_half(x[t] * strength[thread]);
 }
 
-// Walks over the chunks of a sequence with some columns of a state, and keeps the last one alone.
-// Arguments as those of rf_gated_delta, and DeltaChunks. Grid: (4, value_heads, sequences), block:
-// 4 waves.
-extern "C" __global__ __launch_bounds__(rf::kStateChunkThreads) void rf_gated_delta_chunks(
-    const float* __restrict__ qkv, const int32_t* __restrict__ sequences,
-    const int32_t* __restrict__ query_start, const int32_t* __restrict__ context_len,
-    const int32_t* __restrict__ reads, const int32_t* __restrict__ writes,
-    rf::half* __restrict__ keys, rf::half* __restrict__ queries, rf::half* __restrict__ keys_t,
-    rf::half* __restrict__ solve, rf::half* __restrict__ scores, float* __restrict__ decays,
-    float* __restrict__ state, float* __restrict__ out, int64_t qkv_stride, int32_t key_heads,
-    int32_t value_heads, int32_t tiled_heads) {
-  using namespace rf;
-  constexpr int kColumnTiles = kStateChunkColumns / 16;
+namespace rf {
+
+// Walks over the chunks of a sequence with kColumns of a state, and keeps the last one alone.
+template <int kColumns>
+__device__ __forceinline__ void walk_chunks(const float* qkv, const RecurrentStep& sequences,
+                                            const DeltaChunks& chunks, float* state, float* out,
+                                            int64_t qkv_stride, bool tiled_heads) {
+  constexpr int kColumnTiles = kColumns / 16;
   constexpr int kKeyTiles = kStateChunkDim / (16 * kStateChunkWaves);  // of a wave
   constexpr int kKeyChunks = kStateChunkDim / 8, kTokenChunks = kStateChunk / 8;
   constexpr int kKeySteps = kKeyChunks / Mma::kStepChunks;
   constexpr int kTokenSteps = kTokenChunks / Mma::kStepChunks;
   // Transposed: rows are columns of the state.
-  alignas(16) __shared__ half state_tile[kStateChunkColumns * kKeyStride];
-  alignas(16) __shared__ half error_tile[kStateChunkColumns * kTokenStride];
-  alignas(16) __shared__ half change_tile[kStateChunkColumns * kTokenStride];
-  alignas(16) __shared__ half kept_tile[kStateChunkColumns * kTokenStride];
+  alignas(16) __shared__ half state_tile[kColumns * kKeyStride];
+  alignas(16) __shared__ half error_tile[kColumns * kTokenStride];
+  alignas(16) __shared__ half change_tile[kColumns * kTokenStride];
+  alignas(16) __shared__ half kept_tile[kColumns * kTokenStride];
 
-  const auto own =
-      RecurrentSequence::of({sequences, query_start, context_len, reads, writes}, blockIdx.z);
+  const auto own = RecurrentSequence::of(sequences, blockIdx.z);
   if (own.tokens == 0) return;
-  const DeltaChunks chunks{keys, queries, keys_t, solve, scores, decays, key_heads, value_heads};
-  const int head = blockIdx.y, first_column = static_cast<int>(blockIdx.x) * kStateChunkColumns;
+  const int key_heads = chunks.key_heads, value_heads = chunks.value_heads;
+  const int head = blockIdx.y, first_column = static_cast<int>(blockIdx.x) * kColumns;
   const int key_head = tiled_heads ? head % key_heads : head / (value_heads / key_heads);
   const int wave = uniform(wave_id());
   const int first_token = wave * 16, first_key = wave * 16 * kKeyTiles;
@@ -219,8 +213,8 @@ extern "C" __global__ __launch_bounds__(rf::kStateChunkThreads) void rf_gated_de
   };
   const auto start_keys = [&](int64_t chunk) {
     const int64_t place = chunks.of_keys(chunk, key_head);
-    key_rows.start({keys + place, kStateChunkDim}, first_token);
-    query_rows.start({queries + place, kStateChunkDim}, first_token);
+    key_rows.start({chunks.keys + place, kStateChunkDim}, first_token);
+    query_rows.start({chunks.queries + place, kStateChunkDim}, first_token);
   };
   const auto start_values = [&](int begin) {
 #pragma unroll
@@ -234,13 +228,13 @@ extern "C" __global__ __launch_bounds__(rf::kStateChunkThreads) void rf_gated_de
     }
   };
   const auto start_solve = [&](int64_t chunk) {
-    solve_rows.start({solve + chunks.of_tokens(chunk, head), kStateChunk}, first_token);
+    solve_rows.start({chunks.solve + chunks.of_tokens(chunk, head), kStateChunk}, first_token);
   };
   const auto start_scores = [&](int64_t chunk) {
-    score_rows.start({scores + chunks.of_tokens(chunk, head), kStateChunk}, first_token);
+    score_rows.start({chunks.scores + chunks.of_tokens(chunk, head), kStateChunk}, first_token);
   };
   const auto start_columns = [&](int64_t chunk) {
-    const float* own_decays = decays + chunks.of_decays(chunk, head);
+    const float* own_decays = chunks.decays + chunks.of_decays(chunk, head);
 #pragma unroll
     for (int i = 0; i < kAccValues; ++i) {
       kept[i] = own_decays[first_token + Mma::row(i)];
@@ -249,7 +243,7 @@ extern "C" __global__ __launch_bounds__(rf::kStateChunkThreads) void rf_gated_de
     kept_state = own_decays[kStateChunk - 1];
 #pragma unroll
     for (int key_tile = 0; key_tile < kKeyTiles; ++key_tile) {
-      key_columns[key_tile].start({keys_t + chunks.of_keys(chunk, key_head), kStateChunk},
+      key_columns[key_tile].start({chunks.keys_t + chunks.of_keys(chunk, key_head), kStateChunk},
                                   first_key + key_tile * 16);
     }
   };
@@ -398,3 +392,25 @@ extern "C" __global__ __launch_bounds__(rf::kStateChunkThreads) void rf_gated_de
     }
   }
 }
+
+}  // namespace rf
+
+// Arguments as those of rf_gated_delta, and DeltaChunks. A block has 32 columns of a state, or with
+// _c16 half as many, for GPUs that so few blocks do not fill: all bits are the same.
+// Grid: (128 / columns, value_heads, sequences), block: 4 waves.
+#define RF_GATED_DELTA_CHUNKS(name, kColumns)                                                     \
+  extern "C" __global__ __launch_bounds__(rf::kStateChunkThreads) void name(                      \
+      const float* __restrict__ qkv, const int32_t* __restrict__ sequences,                       \
+      const int32_t* __restrict__ query_start, const int32_t* __restrict__ context_len,           \
+      const int32_t* __restrict__ reads, const int32_t* __restrict__ writes,                      \
+      rf::half* __restrict__ keys, rf::half* __restrict__ queries, rf::half* __restrict__ keys_t, \
+      rf::half* __restrict__ solve, rf::half* __restrict__ scores, float* __restrict__ decays,    \
+      float* __restrict__ state, float* __restrict__ out, int64_t qkv_stride, int32_t key_heads,  \
+      int32_t value_heads, int32_t tiled_heads) {                                                 \
+    rf::walk_chunks<kColumns>(                                                                    \
+        qkv, {sequences, query_start, context_len, reads, writes},                                \
+        {keys, queries, keys_t, solve, scores, decays, key_heads, value_heads}, state, out,       \
+        qkv_stride, tiled_heads != 0);                                                            \
+  }
+RF_GATED_DELTA_CHUNKS(rf_gated_delta_chunks, rf::kStateChunkColumns)
+RF_GATED_DELTA_CHUNKS(rf_gated_delta_chunks_c16, rf::kNarrowDeltaColumns)

@@ -181,6 +181,16 @@ def test_any_number_of_experts_is_chosen_from(
     np.testing.assert_allclose(weights, expected[1], rtol=1e-5)
 
 
+def test_groups_of_many_experts_are_chosen_first(device: Device) -> None:
+    """Whose experts are of several waves."""
+    rule = replace(RULE, num_experts=160, num_chosen=7, num_groups=5, num_chosen_groups=2)
+    logits = np.random.default_rng(6).standard_normal((3, 160)).astype(np.float32)
+    chosen, weights = choose(device, logits, rule)
+    expected = ops.route(logits.astype(np.float64), None, rule)
+    np.testing.assert_array_equal(chosen, expected[0])
+    np.testing.assert_allclose(weights, expected[1], rtol=1e-5)
+
+
 def test_parts_of_logits_are_added_up(device: Device) -> None:
     parts = np.random.default_rng(5).standard_normal((3, 4, 21)).astype(np.float32)
     whole = parts[0] + parts[1] + parts[2]

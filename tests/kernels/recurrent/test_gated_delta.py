@@ -133,8 +133,8 @@ class Launch:
         check(self.out.get(), self.expected, rtol=1e-4, atol=1e-5)
         check(self.state.get(), self.next_states, rtol=1e-4, atol=1e-5)
 
-    def in_chunks(self) -> None:
-        """Takes 64 tokens at a time."""
+    def in_chunks(self, kernel: str = "rf_gated_delta_chunks", columns: int = 32) -> None:
+        """Takes 64 tokens at a time; blocks of the kernel have so many columns of a state."""
         device, heads, batch = self.device, self.heads, self.batch
         chunks = batch.rows // CHUNK + len(batch.taken)
         of_keys, of_values = chunks * heads.key_heads * CHUNK, chunks * heads.value_heads * CHUNK
@@ -153,10 +153,10 @@ class Launch:
             block=block,
         )
         device.launch(
-            "rf_gated_delta_chunks",
+            kernel,
             *(self.gates[0], *self.arrays, *scratch, self.state, self.out),
             *(self.strides[0], *sizes),
-            grid=(4, heads.value_heads, len(batch.taken)),
+            grid=(128 // columns, heads.value_heads, len(batch.taken)),
             block=block,
         )
         check(self.out.get(), self.expected, rtol=HALVES, atol=HALVES * 0.3)
@@ -195,3 +195,13 @@ def test_chunks_keep_small_products_of_queries_and_keys(device: Device) -> None:
 @pytest.mark.parametrize("tiled", [False, True])
 def test_chunks_of_value_heads_find_their_keys(device: Device, tiled: bool) -> None:
     Launch(device, BATCHES["decodes"], replace(QWEN, tiled=tiled)).in_chunks()
+
+
+@pytest.mark.parametrize("batch", CHUNKED.values(), ids=CHUNKED.keys())
+def test_narrow_blocks_have_the_same_bits(device: Device, batch: Batch) -> None:
+    heads = Heads(value_heads=1, key_dim=128, value_dim=128)
+    wide, narrow = Launch(device, batch, heads), Launch(device, batch, heads)
+    wide.in_chunks()
+    narrow.in_chunks("rf_gated_delta_chunks_c16", columns=16)
+    np.testing.assert_array_equal(narrow.out.get(), wide.out.get())
+    np.testing.assert_array_equal(narrow.state.get(), wide.state.get())

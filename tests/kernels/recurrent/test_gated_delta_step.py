@@ -121,7 +121,7 @@ class Layer:
         device.launch(
             "rf_gated_norm",
             *(results, device.upload(z), self.norm, *forms),
-            *(heads.results + 8, heads.value_dim, 0, 0, EPS),
+            *(heads.results + 8, heads.value_heads, heads.value_dim, 0, 0, EPS),
             grid=(batch.rows, heads.value_heads),
             block=device.wave,
         )

@@ -14,7 +14,7 @@ EPS = 1e-6
 @pytest.mark.parametrize("gate_first", [False, True], ids=["delta", "mamba"])
 @pytest.mark.parametrize(
     ("rows", "groups", "dim", "threads"),
-    [(3, 4, 128, 64), (2, 1, 1056, 128), (1, 2, 32, 64), (5, 3, 288, 128)],
+    [(3, 4, 128, 64), (2, 1, 1056, 128), (1, 2, 32, 64), (5, 3, 288, 128), (2, 5, 64, 256)],
 )
 def test_groups_are_normed_and_gated(
     device: Device, rows: int, groups: int, dim: int, threads: int, gate_first: bool
@@ -28,12 +28,13 @@ def test_groups_are_normed_and_gated(
     f32, f16 = device.empty((rows, width), np.float32), device.empty((rows, width), np.float16)
     q = device.empty((2, rows, width), np.int8)
     scales = device.empty((2, rows, width // 32), np.uint64)
+    of_block = threads // device.wave if dim <= 4 * device.wave else 1
     device.launch(
         "rf_gated_norm",
         *(device.upload(x), device.upload(wide_z), device.upload(weight)),
-        *(f32, f16, q, scales, rows * width, width + 12, dim),
+        *(f32, f16, q, scales, rows * width, width + 12, groups, dim),
         *(dim if gate_first else 0, int(gate_first), EPS),
-        grid=(rows, groups),
+        grid=(rows, -(-groups // of_block)),
         block=threads,
     )
     values, gate = x.astype(np.float64), z / (1 + np.exp(-z.astype(np.float64)))

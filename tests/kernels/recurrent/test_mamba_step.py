@@ -121,7 +121,8 @@ class Layer:
         normed, dim = self.normed(), heads.inner // heads.groups
         device.launch(
             "rf_gated_norm",
-            *(out, self.z, self.norm, *_forms(normed), heads.inner + 4, dim, dim, 1, EPS),
+            *(out, self.z, self.norm, *_forms(normed), heads.inner + 4),
+            *(heads.groups, dim, dim, 1, EPS),
             grid=(batch.rows, heads.groups),
             block=heads.norm_threads,
         )

@@ -214,6 +214,7 @@ def rf_gated_norm(
     weight: Pointer,
     out: Forms,
     z_stride: I64,
+    groups: I32,
     dim: I32,
     weight_stride: I32,
     gate_first: I32,

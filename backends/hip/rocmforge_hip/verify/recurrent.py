@@ -25,6 +25,9 @@ from rocmforge_hip.verify.workbench import Recipe, Workbench
 _SUMS: Final = 2e-5  # relative to the largest value
 _HALVES: Final = 1e-3  # the same, of products of halves
 _EPS: Final = 1e-6
+FEW_UNITS: Final = 1
+"""Compute units that any number of blocks fills."""
+_MANY_UNITS: Final = 1 << 20
 _DELTA: Final = DeltaConfig(num_key_heads=2, num_value_heads=4, key_dim=128, value_dim=128)
 _MAMBA: Final = MambaConfig(num_heads=4, head_dim=64, num_groups=2, state_size=128, norm_eps=_EPS)
 _CHANNELS: Final = 288
@@ -80,9 +83,10 @@ def groups() -> Iterator[Group]:
         ]
     chunks = (("one", _PREFILLS), ("several", _LONG))
     for name, sequences in chunks:
-        delta = partial(_gated_delta, sequences, in_chunks=True)
+        for units, blocks in ((FEW_UNITS, "large blocks"), (_MANY_UNITS, "small blocks")):
+            delta = partial(_gated_delta, sequences, in_chunks=True, compute_units=units)
+            cases.append(Case("gated_delta in chunks", f"{name}, {blocks}", _HALVES, delta))
         mamba = partial(_mamba, sequences, in_chunks=True)
-        cases.append(Case("gated_delta in chunks", name, _HALVES, delta))
         cases.append(Case("mamba in chunks", name, _HALVES, mamba))
     for groups, gate_first in ((4, False), (2, True)):
         name = "gate, then norm" if gate_first else "norm, then gate"
@@ -192,7 +196,7 @@ def _convolve(sequences: Sequence[SequenceCase], bench: Workbench, *, gated: boo
     there, whole = array_of(bench, states), activation(bench, values)
     parts = [columns_of(whole, i * _CHANNELS, (i + 1) * _CHANNELS) for i in range(3)]
     out = activation(bench, random_values(rows, _CHANNELS))
-    RecurrentKernels(bench.device.library).convolve(
+    RecurrentKernels(bench.device.library, FEW_UNITS).convolve(
         batch_of(bench, sequences),
         parts[0],
         array_of(bench, weight),
@@ -217,7 +221,11 @@ def _convolve(sequences: Sequence[SequenceCase], bench: Workbench, *, gated: boo
 
 
 def _gated_delta(
-    sequences: Sequence[SequenceCase], bench: Workbench, *, in_chunks: bool = False
+    sequences: Sequence[SequenceCase],
+    bench: Workbench,
+    *,
+    in_chunks: bool = False,
+    compute_units: int = FEW_UNITS,
 ) -> float:
     heads, rows = _DELTA, sum(each.tokens for each in sequences)
     planned = DeltaScratch.plan(heads, rows, len(sequences)) if in_chunks else None
@@ -227,7 +235,7 @@ def _gated_delta(
     states = states_of(sequences, (heads.num_value_heads, heads.key_dim, heads.value_dim))
     there, both = array_of(bench, states), activation(bench, gates)
     out = array_of(bench, random_values(rows, heads.value_features))
-    RecurrentKernels(bench.device.library).gated_delta(
+    RecurrentKernels(bench.device.library, compute_units).gated_delta(
         batch_of(bench, sequences),
         heads,
         qkv=activation(bench, values),
@@ -279,7 +287,7 @@ def _mamba(
     d = random_values(1, heads.num_heads)[0]
     states = states_of(sequences, (heads.num_heads, heads.head_dim, heads.state_size))
     there, out = array_of(bench, states), array_of(bench, random_values(rows, inner))
-    RecurrentKernels(bench.device.library).mamba(
+    RecurrentKernels(bench.device.library, FEW_UNITS).mamba(
         batch_of(bench, sequences),
         heads,
         x_bc=activation(bench, values),
@@ -311,7 +319,7 @@ def _gated_norm(bench: Workbench, *, groups: int, gate_first: bool) -> float:
     x, z = random_values(rows, groups * dim), random_values(rows, groups * dim)
     weight = random_values(1, groups * dim if gate_first else dim)[0]
     out = activation(bench, random_values(rows, groups * dim))
-    RecurrentKernels(bench.device.library).gated_norm(
+    RecurrentKernels(bench.device.library, FEW_UNITS).gated_norm(
         *(array_of(bench, x), activation(bench, z), array_of(bench, weight), groups, out, _EPS),
         gate_first=gate_first,
     )

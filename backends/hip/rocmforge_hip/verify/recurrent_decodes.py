@@ -17,6 +17,7 @@ from rocmforge_hip.ops.recurrent.kernels import DeltaRates, MambaRates, Recurren
 from rocmforge_hip.verify.cases import Case, Group
 from rocmforge_hip.verify.recurrent import (
     DECODES,
+    FEW_UNITS,
     SequenceCase,
     activation,
     array_of,
@@ -83,7 +84,7 @@ def _delta_net(sequences: tuple[SequenceCase, ...], heads: DeltaConfig, bench: W
         return array_of(bench, inputs), array_of(bench, states), activation(bench, filled)
 
     own_inputs, own_states, out = arrays()
-    kernels = RecurrentKernels(bench.device.library)
+    kernels = RecurrentKernels(bench.device.library, FEW_UNITS)
     convolved = activation(bench, random_values(rows, channels))
     results = array_of(bench, random_values(rows, inner))
     kernels.convolve(batch, x, taps, None, own_inputs, convolved, silu=True)
@@ -120,7 +121,7 @@ def _mamba(sequences: tuple[SequenceCase, ...], norms: bool, bench: Workbench) -
         return [array_of(bench, values) for values in (inputs, states, filled, filled)]
 
     want = own_inputs, own_states, out, of_groups = arrays()
-    kernels = RecurrentKernels(bench.device.library)
+    kernels = RecurrentKernels(bench.device.library, FEW_UNITS)
     convolved = activation(bench, random_values(rows, channels))
     kernels.convolve(batch, x, taps, bias, own_inputs, convolved, silu=True)
     rates = MambaRates(dt, a, offset)

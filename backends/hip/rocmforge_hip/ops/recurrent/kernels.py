@@ -7,7 +7,12 @@ from typing import Any, Final
 
 from rocmforge.backend.step import MAX_KEPT_STATES
 from rocmforge.models.layer_config import DeltaConfig, MambaConfig
-from rocmforge_hip.device.constants import STATE_CHUNK, STATE_CHUNK_COLUMNS, STATE_CHUNK_DIM
+from rocmforge_hip.device.constants import (
+    NARROW_DELTA_COLUMNS,
+    STATE_CHUNK,
+    STATE_CHUNK_COLUMNS,
+    STATE_CHUNK_DIM,
+)
 from rocmforge_hip.device.library import KernelLibrary
 from rocmforge_hip.device.memory import DeviceArray
 from rocmforge_hip.device.recurrent import DeltaScratch, MambaScratch, RecurrentBatch
@@ -28,6 +33,7 @@ _CHUNK_WAVES: Final = 4
 _LEAST_CHUNKED: Final = MAX_KEPT_STATES + 1  # tokens, below which one after the other is faster
 _NORM_STEPS: Final = 4
 _MAX_NORM_THREADS: Final = 1024
+_NORM_WAVES: Final = 8  # of a block, where each norms a group
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,14 +77,21 @@ class RecurrentKernels:
     States are read and written where `RecurrentBatch` says, but chunks keep the last state of a
     sequence alone. Activations that are read are float32, with any stride between their rows, and
     begin at a multiple of 16 bytes. Rows of no sequence stay as they are.
+
+    Args:
+        library: Where the kernels are.
+        compute_units: Of the device.
     """
 
-    def __init__(self, library: KernelLibrary) -> None:
+    def __init__(self, library: KernelLibrary, compute_units: int) -> None:
+        self._compute_units = compute_units
         self._conv = library.kernel("rf_short_conv", kernels.rf_short_conv)
         self._wave = library.wave_size
         self._delta = library.kernel("rf_gated_delta", kernels.rf_gated_delta)
         self._solve = library.kernel("rf_gated_delta_solve", kernels.rf_gated_delta_solve)
-        self._delta_chunks = library.kernel("rf_gated_delta_chunks", kernels.rf_gated_delta_chunks)
+        declared = kernels.rf_gated_delta_chunks
+        self._delta_chunks = library.kernel("rf_gated_delta_chunks", declared)
+        self._narrow_delta_chunks = library.kernel("rf_gated_delta_chunks_c16", declared)
         self._mamba = library.kernel("rf_mamba", kernels.rf_mamba)
         self._scores = library.kernel("rf_mamba_scores", kernels.rf_mamba_scores)
         self._mamba_chunks = library.kernel("rf_mamba_chunks", kernels.rf_mamba_chunks)
@@ -181,8 +194,12 @@ class RecurrentKernels:
                 chunks=scratch,
                 eps=eps,
             )
-            self._delta_chunks.launch(
-                (heads.value_dim // STATE_CHUNK_COLUMNS, heads.num_value_heads, batch.count),
+            walk, columns = self._delta_chunks, STATE_CHUNK_COLUMNS
+            blocks = heads.value_dim // columns * heads.num_value_heads * batch.count
+            if blocks <= self._compute_units:
+                walk, columns = self._narrow_delta_chunks, NARROW_DELTA_COLUMNS
+            walk.launch(
+                (heads.value_dim // columns, heads.num_value_heads, batch.count),
                 _CHUNK_WAVES * self._wave,
                 **of_all,
                 chunks=scratch,
@@ -292,14 +309,17 @@ class RecurrentKernels:
         """
         dim = out.features // groups
         assert weight.shape[0] in (dim, groups * dim)
+        # A wave has a small group to itself; blocks of one wave would leave most places empty.
+        of_block = min(_NORM_WAVES, groups) if dim <= _ELEMENTS * self._wave else 1
         self._norm.launch(
-            (out.rows, groups, 1),
-            gated_norm_threads(dim, self._wave),
+            (out.rows, ceil_div(groups, of_block), 1),
+            of_block * gated_norm_threads(dim, self._wave),
             x=x,
             z=f32_of(z),
             weight=weight,
             out=out,
             z_stride=stride_of(z),
+            groups=groups,
             dim=dim,
             weight_stride=dim if weight.shape[0] > dim else 0,
             gate_first=int(gate_first),

@@ -49,7 +49,7 @@ class RecurrentLayers:
         add_up: Callable[[DeviceArray], None] | None = None,
     ) -> None:
         self._config = config
-        self._kernels = RecurrentKernels(library)
+        self._kernels = RecurrentKernels(library, compute_units)
         self._decodes = DecodeKernels(library)
         self._compute_units = compute_units
         self._arena = arena
