@@ -225,13 +225,13 @@ class Bench:
                 stream=self.watch.stream,
             )
 
-        def walk_mamba(own: Slots) -> None:
+        def walk_mamba(kernel: str, rows_of_block: int, own: Slots) -> None:
             assert isinstance(shape, Mamba)
             device.enqueue(
-                "rf_mamba_chunks",
+                kernel,
                 *(convolved, self.vector, *step, *own, *scratch, states, out),
                 *(shape.channels, shape.heads, shape.head_dim, shape.groups),
-                grid=(shape.head_dim // 32, shape.heads, sequences),
+                grid=(shape.head_dim // rows_of_block, shape.heads, sequences),
                 block=4 * device.wave,
                 stream=self.watch.stream,
             )
@@ -291,7 +291,11 @@ class Bench:
         total = 0.0
         launches = {"convolve": convolve, "recur": recur, "norm": norm}
         if scratch and isinstance(shape, Mamba):
-            launches |= {"scores": mamba_scores, "chunks": walk_mamba}
+            launches |= {
+                "scores": mamba_scores,
+                "chunks": partial(walk_mamba, "rf_mamba_chunks", 32),
+                "chunks, narrow": partial(walk_mamba, "rf_mamba_chunks_c16", 16),
+            }
         elif scratch:
             launches |= {
                 "solve": solve,

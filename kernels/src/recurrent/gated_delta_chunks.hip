@@ -413,4 +413,4 @@ __device__ __forceinline__ void walk_chunks(const float* qkv, const RecurrentSte
         qkv_stride, tiled_heads != 0);                                                            \
   }
 RF_GATED_DELTA_CHUNKS(rf_gated_delta_chunks, rf::kStateChunkColumns)
-RF_GATED_DELTA_CHUNKS(rf_gated_delta_chunks_c16, rf::kNarrowDeltaColumns)
+RF_GATED_DELTA_CHUNKS(rf_gated_delta_chunks_c16, rf::kNarrowStateColumns)

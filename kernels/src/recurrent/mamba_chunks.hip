@@ -122,34 +122,29 @@ extern "C" __global__ __launch_bounds__(rf::kStateChunkThreads) void rf_mamba_sc
   pass_scores(c_tile, scores + chunks.of_tokens(chunk, head));
 }
 
-// Walks over the chunks of a sequence with some rows of a state, and keeps the last one alone.
-// Arguments as those of rf_mamba
-// with a state_size of 128 and a head_dim that is a multiple of 32, and MambaChunks.
-// Grid: (head_dim / 32, heads, sequences), block: 4 waves.
-extern "C" __global__ __launch_bounds__(rf::kStateChunkThreads) void rf_mamba_chunks(
-    const float* __restrict__ x_bc, const float* __restrict__ d,
-    const int32_t* __restrict__ sequences, const int32_t* __restrict__ query_start,
-    const int32_t* __restrict__ context_len, const int32_t* __restrict__ reads,
-    const int32_t* __restrict__ writes, rf::half* __restrict__ c, rf::half* __restrict__ b_t,
-    rf::half* __restrict__ scores, float* __restrict__ decays, float* __restrict__ state,
-    float* __restrict__ out, int64_t x_stride, int32_t heads, int32_t head_dim, int32_t groups) {
-  using namespace rf;
-  constexpr int kRowTiles = kStateChunkColumns / 16;
+namespace rf {
+
+// Walks over the chunks of a sequence with kRows of a state, and keeps the last one alone.
+template <int kRows>
+__device__ __forceinline__ void walk_chunks(const float* x_bc, const float* d,
+                                            const RecurrentStep& sequences,
+                                            const MambaChunks& chunks, float* state, float* out,
+                                            int64_t x_stride, int head_dim) {
+  constexpr int kRowTiles = kRows / 16;
   constexpr int kKeyTiles = kStateChunkDim / (16 * kStateChunkWaves);  // of a wave
   constexpr int kKeyChunks = kStateChunkDim / 8, kTokenChunks = kStateChunk / 8;
   constexpr int kKeySteps = kKeyChunks / Mma::kStepChunks;
   constexpr int kTokenSteps = kTokenChunks / Mma::kStepChunks;
-  alignas(16) __shared__ half state_tile[kStateChunkColumns * kKeyStride];
+  alignas(16) __shared__ half state_tile[kRows * kKeyStride];
   // X^T, and (e^(G_64 - G) dt X)^T.
-  alignas(16) __shared__ half x_tile[kStateChunkColumns * kTokenStride];
-  alignas(16) __shared__ half kept_tile[kStateChunkColumns * kTokenStride];
+  alignas(16) __shared__ half x_tile[kRows * kTokenStride];
+  alignas(16) __shared__ half kept_tile[kRows * kTokenStride];
 
-  const auto own =
-      RecurrentSequence::of({sequences, query_start, context_len, reads, writes}, blockIdx.z);
+  const auto own = RecurrentSequence::of(sequences, blockIdx.z);
   if (own.tokens == 0) return;
-  const MambaChunks chunks{c, b_t, scores, decays, groups, heads};
-  const int head = blockIdx.y, first_row = static_cast<int>(blockIdx.x) * kStateChunkColumns;
-  const int group = head / (heads / groups);
+  const int heads = chunks.heads;
+  const int head = blockIdx.y, first_row = static_cast<int>(blockIdx.x) * kRows;
+  const int group = head / (heads / chunks.groups);
   const int wave = uniform(wave_id());
   const int first_token = wave * 16, first_key = wave * 16 * kKeyTiles;
   // What follows is zero: P is triangular.
@@ -188,10 +183,10 @@ extern "C" __global__ __launch_bounds__(rf::kStateChunkThreads) void rf_mamba_ch
     return begin + first_token + Mma::row(i) < own.tokens;
   };
   const auto start_c = [&](int64_t chunk) {
-    c_rows.start({c + chunks.of_group(chunk, group), kStateChunkDim}, first_token);
+    c_rows.start({chunks.c + chunks.of_group(chunk, group), kStateChunkDim}, first_token);
   };
   const auto start_scores = [&](int64_t chunk) {
-    score_rows.start({scores + chunks.of_tokens(chunk, head), kStateChunk}, first_token);
+    score_rows.start({chunks.scores + chunks.of_tokens(chunk, head), kStateChunk}, first_token);
   };
   const auto start_x = [&](int begin) {
 #pragma unroll
@@ -205,7 +200,7 @@ extern "C" __global__ __launch_bounds__(rf::kStateChunkThreads) void rf_mamba_ch
     }
   };
   const auto start_columns = [&](int64_t chunk) {
-    const float* own_decays = decays + chunks.of_decays(chunk, head);
+    const float* own_decays = chunks.decays + chunks.of_decays(chunk, head);
 #pragma unroll
     for (int i = 0; i < kAccValues; ++i) {
       kept[i] = own_decays[first_token + Mma::row(i)];
@@ -214,7 +209,7 @@ extern "C" __global__ __launch_bounds__(rf::kStateChunkThreads) void rf_mamba_ch
     kept_state = own_decays[kStateChunk - 1];
 #pragma unroll
     for (int key_tile = 0; key_tile < kKeyTiles; ++key_tile) {
-      b_columns[key_tile].start({b_t + chunks.of_group(chunk, group), kStateChunk},
+      b_columns[key_tile].start({chunks.b_t + chunks.of_group(chunk, group), kStateChunk},
                                 first_key + key_tile * 16);
     }
   };
@@ -333,3 +328,25 @@ extern "C" __global__ __launch_bounds__(rf::kStateChunkThreads) void rf_mamba_ch
     }
   }
 }
+
+}  // namespace rf
+
+// Arguments as those of rf_mamba with a state_size of 128 and a head_dim that is a multiple of 32,
+// and MambaChunks. A block has 32 rows of a state, or with _c16 half as many, for GPUs that so few
+// blocks do not fill: all bits are the same. Grid: (head_dim / rows, heads, sequences), block: 4
+// waves.
+#define RF_MAMBA_CHUNKS(name, kRows)                                                            \
+  extern "C" __global__ __launch_bounds__(rf::kStateChunkThreads) void name(                    \
+      const float* __restrict__ x_bc, const float* __restrict__ d,                              \
+      const int32_t* __restrict__ sequences, const int32_t* __restrict__ query_start,           \
+      const int32_t* __restrict__ context_len, const int32_t* __restrict__ reads,               \
+      const int32_t* __restrict__ writes, rf::half* __restrict__ c, rf::half* __restrict__ b_t, \
+      rf::half* __restrict__ scores, float* __restrict__ decays, float* __restrict__ state,     \
+      float* __restrict__ out, int64_t x_stride, int32_t heads, int32_t head_dim,               \
+      int32_t groups) {                                                                         \
+    rf::walk_chunks<kRows>(x_bc, d, {sequences, query_start, context_len, reads, writes},       \
+                           {c, b_t, scores, decays, groups, heads}, state, out, x_stride,       \
+                           head_dim);                                                           \
+  }
+RF_MAMBA_CHUNKS(rf_mamba_chunks, rf::kStateChunkColumns)
+RF_MAMBA_CHUNKS(rf_mamba_chunks_c16, rf::kNarrowStateColumns)

@@ -114,8 +114,8 @@ class Launch:
         check(self.out.get(), self.expected, rtol=1e-4, atol=3e-5)
         check(self.state.get(), self.next_states, rtol=1e-4, atol=1e-5)
 
-    def in_chunks(self) -> None:
-        """Takes 64 tokens at a time."""
+    def in_chunks(self, kernel: str = "rf_mamba_chunks", rows: int = 32) -> None:
+        """Takes 64 tokens at a time; blocks of the kernel have so many rows of a state."""
         device, sizes, batch = self.device, self.sizes, self.batch
         chunks = batch.rows // CHUNK + len(batch.taken)
         of_groups, of_heads = chunks * sizes.groups * CHUNK, chunks * sizes.heads * CHUNK
@@ -134,10 +134,10 @@ class Launch:
             block=block,
         )
         device.launch(
-            "rf_mamba_chunks",
+            kernel,
             *(self.inputs[0], self.d, *self.arrays, *scratch, self.state, self.out),
             *(self.strides[0], *of_layer),
-            grid=(sizes.head_dim // ROWS, sizes.heads, len(batch.taken)),
+            grid=(sizes.head_dim // rows, sizes.heads, len(batch.taken)),
             block=block,
         )
         largest = np.abs(self.expected[self.expected != UNTOUCHED]).max()
@@ -164,3 +164,13 @@ def test_chunks_do_what_their_tokens_would_do(device: Device, batch: Batch) -> N
 def test_chunks_of_heads_share_what_they_read(device: Device) -> None:
     sizes = Heads(heads=4, head_dim=64, groups=2, state_size=128)
     Launch(device, BATCHES["some_are_taken"], sizes).in_chunks()
+
+
+@pytest.mark.parametrize("batch", CHUNKED.values(), ids=CHUNKED.keys())
+def test_narrow_blocks_have_the_same_bits(device: Device, batch: Batch) -> None:
+    sizes = Heads(heads=1, head_dim=32, state_size=128)
+    wide, narrow = Launch(device, batch, sizes), Launch(device, batch, sizes)
+    wide.in_chunks()
+    narrow.in_chunks("rf_mamba_chunks_c16", rows=16)
+    np.testing.assert_array_equal(narrow.out.get(), wide.out.get())
+    np.testing.assert_array_equal(narrow.state.get(), wide.state.get())

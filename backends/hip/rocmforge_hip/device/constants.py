@@ -56,8 +56,8 @@ STATE_CHUNK_DIM: Final = 128
 """Elements of their states over which is summed."""
 STATE_CHUNK_COLUMNS: Final = 32
 """Elements of a state's other dimension that a block has."""
-NARROW_DELTA_COLUMNS: Final = 16
-"""The same where larger blocks would be too few."""
+NARROW_STATE_COLUMNS: Final = 16
+"""The same where such blocks are too few."""
 NOT_GATED: Final = 0
 SILU: Final = 1
 GELU_TANH: Final = 2
@@ -98,7 +98,7 @@ IN_HEADERS: Final = MappingProxyType(
         "kStateChunk": STATE_CHUNK,
         "kStateChunkDim": STATE_CHUNK_DIM,
         "kStateChunkColumns": STATE_CHUNK_COLUMNS,
-        "kNarrowDeltaColumns": NARROW_DELTA_COLUMNS,
+        "kNarrowStateColumns": NARROW_STATE_COLUMNS,
         "kNotGated": NOT_GATED,
         "kSilu": SILU,
         "kGeluTanh": GELU_TANH,

@@ -85,9 +85,9 @@ def groups() -> Iterator[Group]:
     for name, sequences in chunks:
         for units, blocks in ((FEW_UNITS, "large blocks"), (_MANY_UNITS, "small blocks")):
             delta = partial(_gated_delta, sequences, in_chunks=True, compute_units=units)
+            mamba = partial(_mamba, sequences, in_chunks=True, compute_units=units)
             cases.append(Case("gated_delta in chunks", f"{name}, {blocks}", _HALVES, delta))
-        mamba = partial(_mamba, sequences, in_chunks=True)
-        cases.append(Case("mamba in chunks", name, _HALVES, mamba))
+            cases.append(Case("mamba in chunks", f"{name}, {blocks}", _HALVES, mamba))
     for groups, gate_first in ((4, False), (2, True)):
         name = "gate, then norm" if gate_first else "norm, then gate"
         measure = partial(_gated_norm, groups=groups, gate_first=gate_first)
@@ -276,7 +276,11 @@ def _unit(x: Float64) -> Float64:
 
 
 def _mamba(
-    sequences: Sequence[SequenceCase], bench: Workbench, *, in_chunks: bool = False
+    sequences: Sequence[SequenceCase],
+    bench: Workbench,
+    *,
+    in_chunks: bool = False,
+    compute_units: int = FEW_UNITS,
 ) -> float:
     heads, rows = _MAMBA, sum(each.tokens for each in sequences)
     planned = MambaScratch.plan(heads, rows, len(sequences)) if in_chunks else None
@@ -287,7 +291,7 @@ def _mamba(
     d = random_values(1, heads.num_heads)[0]
     states = states_of(sequences, (heads.num_heads, heads.head_dim, heads.state_size))
     there, out = array_of(bench, states), array_of(bench, random_values(rows, inner))
-    RecurrentKernels(bench.device.library, FEW_UNITS).mamba(
+    RecurrentKernels(bench.device.library, compute_units).mamba(
         batch_of(bench, sequences),
         heads,
         x_bc=activation(bench, values),

@@ -17,9 +17,6 @@
 
 namespace rf {
 
-// Columns of a state in a block, where blocks with kStateChunkColumns are fewer than compute units.
-inline constexpr int kNarrowDeltaColumns = 16;
-
 // Of all chunks of a step, which are as many as state_chunk() gives numbers.
 struct DeltaChunks {
   half *keys, *queries;  // queries times a factor: [chunks, key_heads, kStateChunk, kStateChunkDim]

@@ -10,10 +10,11 @@
 
 namespace rf {
 
-inline constexpr int kStateChunk = 64;         // tokens
-inline constexpr int kStateChunkWaves = 4;     // of a block; each has 16 of the tokens
-inline constexpr int kStateChunkDim = 128;     // elements of a state over which is summed
-inline constexpr int kStateChunkColumns = 32;  // elements of a state's other dimension in a block
+inline constexpr int kStateChunk = 64;          // tokens
+inline constexpr int kStateChunkWaves = 4;      // of a block; each has 16 of the tokens
+inline constexpr int kStateChunkDim = 128;      // elements of a state over which is summed
+inline constexpr int kStateChunkColumns = 32;   // elements of a state's other dimension in a block
+inline constexpr int kNarrowStateColumns = 16;  // the same where such blocks are too few
 static_assert(kStateChunkWaves * 16 == kStateChunk);
 
 inline constexpr int kStateChunkThreads = kStateChunkWaves * kWave;

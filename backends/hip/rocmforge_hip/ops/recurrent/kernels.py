@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Final
 
 from rocmforge.backend.step import MAX_KEPT_STATES
 from rocmforge.models.layer_config import DeltaConfig, MambaConfig
 from rocmforge_hip.device.constants import (
-    NARROW_DELTA_COLUMNS,
+    NARROW_STATE_COLUMNS,
     STATE_CHUNK,
     STATE_CHUNK_COLUMNS,
     STATE_CHUNK_DIM,
@@ -33,6 +34,8 @@ _CHUNK_WAVES: Final = 4
 _LEAST_CHUNKED: Final = MAX_KEPT_STATES + 1  # tokens, below which one after the other is faster
 _NORM_STEPS: Final = 4
 _MAX_NORM_THREADS: Final = 1024
+_BLOCK_COLUMNS: Final = MappingProxyType({STATE_CHUNK_COLUMNS: "", NARROW_STATE_COLUMNS: "_c16"})
+"""Columns of a state in a block, and what the names of kernels end with."""
 _NORM_WAVES: Final = 8  # of a block, where each norms a group
 
 
@@ -89,12 +92,16 @@ class RecurrentKernels:
         self._wave = library.wave_size
         self._delta = library.kernel("rf_gated_delta", kernels.rf_gated_delta)
         self._solve = library.kernel("rf_gated_delta_solve", kernels.rf_gated_delta_solve)
-        declared = kernels.rf_gated_delta_chunks
-        self._delta_chunks = library.kernel("rf_gated_delta_chunks", declared)
-        self._narrow_delta_chunks = library.kernel("rf_gated_delta_chunks_c16", declared)
+        self._delta_chunks = {
+            columns: library.kernel(f"rf_gated_delta_chunks{of}", kernels.rf_gated_delta_chunks)
+            for columns, of in _BLOCK_COLUMNS.items()
+        }
         self._mamba = library.kernel("rf_mamba", kernels.rf_mamba)
         self._scores = library.kernel("rf_mamba_scores", kernels.rf_mamba_scores)
-        self._mamba_chunks = library.kernel("rf_mamba_chunks", kernels.rf_mamba_chunks)
+        self._mamba_chunks = {
+            columns: library.kernel(f"rf_mamba_chunks{of}", kernels.rf_mamba_chunks)
+            for columns, of in _BLOCK_COLUMNS.items()
+        }
         self._norm = library.kernel("rf_gated_norm", kernels.rf_gated_norm)
 
     def convolve(
@@ -194,11 +201,8 @@ class RecurrentKernels:
                 chunks=scratch,
                 eps=eps,
             )
-            walk, columns = self._delta_chunks, STATE_CHUNK_COLUMNS
-            blocks = heads.value_dim // columns * heads.num_value_heads * batch.count
-            if blocks <= self._compute_units:
-                walk, columns = self._narrow_delta_chunks, NARROW_DELTA_COLUMNS
-            walk.launch(
+            columns = self._columns(heads.value_dim, heads.num_value_heads * batch.count)
+            self._delta_chunks[columns].launch(
                 (heads.value_dim // columns, heads.num_value_heads, batch.count),
                 _CHUNK_WAVES * self._wave,
                 **of_all,
@@ -263,8 +267,9 @@ class RecurrentKernels:
                 **rates.arguments(),
                 chunks=scratch,
             )
-            self._mamba_chunks.launch(
-                (heads.head_dim // STATE_CHUNK_COLUMNS, heads.num_heads, batch.count),
+            rows = self._columns(heads.head_dim, heads.num_heads * batch.count)
+            self._mamba_chunks[rows].launch(
+                (heads.head_dim // rows, heads.num_heads, batch.count),
                 _CHUNK_WAVES * self._wave,
                 **of_all,
                 d=d,
@@ -283,6 +288,15 @@ class RecurrentKernels:
             out=out,
             state_size=heads.state_size,
         )
+
+    def _columns(self, columns: int, states: int) -> int:
+        """Returns the columns of a state in a block, of so many of `states` states.
+
+        Half as many make the same product read its other operand twice: that is for devices which
+        the larger blocks do not fill.
+        """
+        blocks = columns // STATE_CHUNK_COLUMNS * states
+        return NARROW_STATE_COLUMNS if blocks <= self._compute_units else STATE_CHUNK_COLUMNS
 
     def gated_norm(
         self,
