@@ -19,6 +19,7 @@ from tests.support.operands.activations import BLOCK, SCALE_DTYPE, QuantisedActi
 from tests.support.operands.paged_cache import BLOCK_TOKENS, AttentionCase, PagedBatch
 
 WAVES = 4
+WIDE_WAVES = 8
 EPS = 1e-6
 UNEVEN_HEADS = [head for head in CACHED_HEADS if not head.is_even]
 
@@ -56,12 +57,14 @@ def decode(
     teams: Teams | None = None,
     room: int = 0,
     found: DeviceArray | None = None,
+    waves: int = WAVES,
 ) -> npt.NDArray[np.float32]:
     """The kernel's answer for the sequences with one new token; other rows stay NaN.
 
     `q` and `cache` are used in place of the batch's. Without `merges`, another kernel puts the
     splits together. With `teams`, what those share is read once. `room`: tokens of the longest
     context that the launch has splits for. `found`: where splits write their maximum and sum.
+    `waves`: of a block, which decide on the kernel.
     """
     case = batch.case
     sequences = batch.sequences_with([1])
@@ -91,6 +94,8 @@ def decode(
     kind = batch.kind if teams is None else f"teams_{batch.kind}"
     if new is not None and new.joint_norms:
         kind = f"joint_{kind}"
+    if waves > WAVES:
+        kind = f"wide_{kind}"
     of_teams = None if teams is None else device.upload(teams.rows, "teams")
     device.launch(
         f"rf_attention_decode_{kind}_{case.head.name}_g{group_tile}",
@@ -105,7 +110,7 @@ def decode(
         *(window, split_tokens, EPS, case.scale, case.softcap or 0.0),
         0 if new is None else new.rotates_first,
         grid=(case.kv_heads * tiles, splits, len(sequences)),
-        block=WAVES * device.wave,
+        block=waves * device.wave,
     )
     if splits > 1 and not merges:
         device.launch(
@@ -138,12 +143,11 @@ def assert_right(
     packed: bool = False,
     split_tokens: int = 1024,
     group_tile: int = 4,
+    waves: int = WAVES,
 ) -> None:
     batch = PagedBatch(case, int8, packed=packed)
-    actual, merged_apart = (
-        decode(device, batch, split_tokens=split_tokens, group_tile=group_tile, merges=merges)
-        for merges in (True, False)
-    )
+    attend = partial(decode, device, batch, split_tokens=split_tokens, group_tile=group_tile)
+    actual, merged_apart = (attend(merges=merges, waves=waves) for merges in (True, False))
     np.testing.assert_array_equal(actual, merged_apart)
     rows = batch.query_start[batch.sequences_with([1])]
     check(actual[rows], batch.expected()[rows], rtol=1e-4, atol=1e-5)
@@ -372,7 +376,9 @@ def test_old_tokens_are_asked_for_before_the_new_one_is_there(
     assert_rotated_and_stored(hopper, name, split_tokens, kind)
 
 
-def assert_rotated_and_stored(device: Device, name: str, split_tokens: int, kind: str) -> None:
+def assert_rotated_and_stored(
+    device: Device, name: str, split_tokens: int, kind: str, waves: int = WAVES
+) -> None:
     """Bit for bit as norms, rope_store and then attention, with the same cache in the end.
 
     Where queries and keys are normed, values are, too.
@@ -426,7 +432,7 @@ def assert_rotated_and_stored(device: Device, name: str, split_tokens: int, kind
         grid=(tokens, -(-(case.heads + 2 * kv_heads) // 4)),
         block=4 * device.wave,
     )
-    attend = partial(decode, device, batch, split_tokens=split_tokens, group_tile=tile)
+    attend = partial(decode, device, batch, split_tokens=split_tokens, group_tile=tile, waves=waves)
     wanted = attend(q=q, cache=stored, merges=False)
     fresh = [device.upload(part, "cache") for part in before]
     new = New((*parts, *norms, *tables), strides, rotary, neox, int(order != ""), behind, joint)
@@ -599,3 +605,37 @@ def test_teams(device: Device, name: str, int8: bool) -> None:
         merged, apart = (attend(split_tokens=split_tokens, merges=m) for m in (True, False))
         np.testing.assert_array_equal(merged, apart)
         check(merged, batch.expected(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("int8", [False, True])
+@pytest.mark.parametrize("split_tokens", [64, 1024])
+@pytest.mark.parametrize("head", [head for head in CACHED_HEADS if head.has_wide_decodes], ids=str)
+def test_wide_blocks_attend_to_all_tokens(
+    hopper: Device, head: HeadSize, split_tokens: int, int8: bool
+) -> None:
+    """Of contexts in which some waves of a block have no step, one, or two."""
+    contexts = tuple((context, 1) for context in (1, 17, 128, 129, 300))
+    case = AttentionCase(contexts, head_dim=head.key_dim, kv_heads=2, group=3)
+    assert_right(hopper, case, int8=int8, split_tokens=split_tokens, waves=WIDE_WAVES)
+
+
+def test_wide_blocks_know_windows_and_sinks(hopper: Device) -> None:
+    sinks = tuple(np.linspace(-2, 2, 8).tolist())
+    case = AttentionCase(
+        ((70, 1), (300, 1)), head_dim=64, kv_heads=1, group=8, window=100, sinks=sinks
+    )
+    assert_right(hopper, case, group_tile=8, waves=WIDE_WAVES)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        *(("eight_heads", kind) for kind in ("f16", "int8")),
+        *((name, "f16") for name in ("neox", "three_heads", "widest", "norms_behind_rope")),
+    ],
+)
+@pytest.mark.parametrize("split_tokens", [32, 1024])
+def test_wide_blocks_rotate_and_store_new_tokens_first(
+    hopper: Device, name: str, split_tokens: int, kind: str
+) -> None:
+    assert_rotated_and_stored(hopper, name, split_tokens, kind, WIDE_WAVES)

@@ -339,6 +339,10 @@ def test_blocks_share_the_matrix_of_a_tile_while_there_may_be_few_tiles() -> Non
     assert blocks == [4, 4, 2, 2, 1]
 
 
+def test_few_blocks_of_decodes_have_a_compute_unit_each() -> None:
+    assert [Geometry(132).has_few_decodes(8 * sequences) for sequences in (16, 17)] == [True, False]
+
+
 def test_many_logits_of_a_router_fill_a_gemm() -> None:
     geometry = Geometry(132)
     assert [geometry.routes_by_gemm(257 * tokens) for tokens in (123, 124)] == [False, True]

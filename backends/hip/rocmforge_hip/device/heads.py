@@ -46,6 +46,11 @@ class HeadSize:
         return self.is_even and self.key_dim in (64, 128)
 
     @property
+    def has_wide_decodes(self) -> bool:
+        """Whether there are kernels for decodes with more waves in a block, for some GPUs."""
+        return self.is_even and self.key_dim in (64, 128, 256)
+
+    @property
     def name(self) -> str:
         """The name that kernels have: d64, d192v128."""
         return f"d{self.key_dim}" if self.is_even else f"d{self.key_dim}v{self.value_dim}"

@@ -23,6 +23,7 @@ from rocmforge_hip.device.constants import (
     TEAM_ROWS,
 )
 from rocmforge_hip.device.heads import CACHED_HEADS, HeadSize
+from rocmforge_hip.device.kernel import Kernel
 from rocmforge_hip.device.library import KernelLibrary
 from rocmforge_hip.device.memory import ArraySpec, DeviceArray
 from rocmforge_hip.kernels import attention as kernels
@@ -35,6 +36,7 @@ from rocmforge_hip.weights.formats import Weight, ceil_div
 
 _THREADS: Final = 256
 _DECODE_WAVES: Final = 4
+"""Of a block of those kernels that are not wide."""
 
 X = TypeVar("X")
 
@@ -155,8 +157,18 @@ class _LayerKernels:
             if layer.joint_head_norms and self.may_rope and head.is_common and cache != "k8v4"
             else None
         )
-        self.decode_threads: Final = _DECODE_WAVES * library.wave_size
-        self.decodes_at_once: Final = self.decode.blocks_at_once(self.decode_threads)
+        self.decodes_at_once: Final = _blocks_at_once(self.decode)
+        # With more waves in a block, for few blocks. Not beside joint norms, which have none: it
+        # adds up in another order, and variants of a step are to give the same bits.
+        wide_name = f"rf_attention_decode_wide_{cache}_{head.name}_g{self.group}"
+        self.decode_wide: Final = (
+            library.kernel(wide_name, kernels.rf_attention_decode)
+            if self.decode_joint is None and library.has(wide_name)
+            else None
+        )
+        self.wide_at_once: Final = (
+            0 if self.decode_wide is None else _blocks_at_once(self.decode_wide)
+        )
         has_teams = reads_in_teams(layer) and cache != "k8v4"
         self.most_of_team: Final = (
             _DECODE_WAVES * (TEAM_ROWS // min(shared, self.group)) if has_teams else 0
@@ -167,7 +179,7 @@ class _LayerKernels:
                 f"rf_attention_decode_teams_{cache}_{head.name}_g{self.group}",
                 kernels.rf_attention_decode,
             )
-            self.teams_at_once = self.decode_teams.blocks_at_once(self.decode_threads)
+            self.teams_at_once = _blocks_at_once(self.decode_teams)
         self.prefill: Final = library.kernel(
             f"rf_attention_prefill_{cache}_{head.name}", kernels.rf_attention_prefill
         )
@@ -175,6 +187,11 @@ class _LayerKernels:
         self.prefills_at_once: Final = (
             self.prefill.blocks_at_once(_THREADS) if largest <= MAX_SPLIT_DIM else 0
         )
+
+
+def _blocks_at_once(kernel: Kernel[...]) -> int:
+    """Returns how many of its largest blocks a compute unit runs at once."""
+    return kernel.blocks_at_once(kernel.max_threads)
 
 
 class CachedAttention:
@@ -406,8 +423,10 @@ class CachedAttention:
         partial, partial_ml = self._arena.attention_partial, self._arena.attention_partial_ml
         assert partial is not None
         assert partial_ml is not None
-        kernel, teams = own.decode, None
+        kernel, at_once, teams = own.decode, own.decodes_at_once, None
         context, head_blocks = shape.blocks * BLOCK_TOKENS, kv_heads * own.tiles
+        if own.decode_wide and self._geometry.has_few_decodes(head_blocks * decodes.count):
+            kernel, at_once = own.decode_wide, own.wide_at_once
         most = min(partial.shape[0] // layer.value_dim, partial_ml.shape[0])
         room = most // (decodes.count * layer.num_heads)
         if decodes.teams is not None and own.decode_teams is not None and room > 1:
@@ -422,7 +441,7 @@ class CachedAttention:
                 spec.window,
                 head_blocks,
                 decodes.count,
-                own.decodes_at_once,
+                at_once,
             )
         results = decodes.count * split.count * layer.num_heads
         assert results * layer.value_dim <= partial.shape[0] or split.count == 1
@@ -437,7 +456,7 @@ class CachedAttention:
         strides = [_stride(each) for each in rows]
         kernel.launch(
             (head_blocks, split.count, decodes.count),
-            own.decode_threads,
+            kernel.max_threads,
             q=q.f16,
             new_q=None if new is None else f32_of(new.queries),
             new_k=_optional_f32(new and new.keys),

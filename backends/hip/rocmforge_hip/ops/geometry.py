@@ -144,6 +144,10 @@ class Geometry:
         tokens = round_up(max(ceil_div(visible, wanted), 2 * isqrt(visible)), multiple)
         return AttentionSplit(tokens, ceil_div(visible, tokens))
 
+    def has_few_decodes(self, blocks: int) -> bool:
+        """Returns whether each of so many blocks, which read whole contexts, has a compute unit."""
+        return blocks <= self.compute_units
+
     def _least_decode_split(self, blocks: int) -> int:
         """Returns the least visible tokens that are split where so many blocks read a whole."""
         per_four = 4 * blocks // self.compute_units

@@ -3,9 +3,14 @@
 
 #include "rf/attention/attention.h"
 
+// Of a translation unit.
+#ifndef RF_DECODE_WAVES
+#define RF_DECODE_WAVES 4
+#endif
+
 namespace rf {
 
-inline constexpr int kDecodeWaves = 4;  // of a block; they take steps in turn
+inline constexpr int kDecodeWaves = RF_DECODE_WAVES;  // of a block; they take steps in turn
 
 struct TokenWalk {
   static constexpr int kPad = 0;  // bytes between rows

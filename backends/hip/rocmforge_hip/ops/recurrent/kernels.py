@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, Final
 
 from rocmforge.backend.step import MAX_KEPT_STATES
@@ -34,8 +33,6 @@ _CHUNK_WAVES: Final = 4
 _LEAST_CHUNKED: Final = MAX_KEPT_STATES + 1  # tokens, below which one after the other is faster
 _NORM_STEPS: Final = 4
 _MAX_NORM_THREADS: Final = 1024
-_BLOCK_COLUMNS: Final = MappingProxyType({STATE_CHUNK_COLUMNS: "", NARROW_STATE_COLUMNS: "_c16"})
-"""Columns of a state in a block, and what the names of kernels end with."""
 _NORM_WAVES: Final = 8  # of a block, where each norms a group
 
 
@@ -93,14 +90,18 @@ class RecurrentKernels:
         self._delta = library.kernel("rf_gated_delta", kernels.rf_gated_delta)
         self._solve = library.kernel("rf_gated_delta_solve", kernels.rf_gated_delta_solve)
         self._delta_chunks = {
-            columns: library.kernel(f"rf_gated_delta_chunks{of}", kernels.rf_gated_delta_chunks)
-            for columns, of in _BLOCK_COLUMNS.items()
+            STATE_CHUNK_COLUMNS: library.kernel(
+                "rf_gated_delta_chunks", kernels.rf_gated_delta_chunks
+            ),
+            NARROW_STATE_COLUMNS: library.kernel(
+                "rf_gated_delta_chunks_c16", kernels.rf_gated_delta_chunks
+            ),
         }
         self._mamba = library.kernel("rf_mamba", kernels.rf_mamba)
         self._scores = library.kernel("rf_mamba_scores", kernels.rf_mamba_scores)
         self._mamba_chunks = {
-            columns: library.kernel(f"rf_mamba_chunks{of}", kernels.rf_mamba_chunks)
-            for columns, of in _BLOCK_COLUMNS.items()
+            STATE_CHUNK_COLUMNS: library.kernel("rf_mamba_chunks", kernels.rf_mamba_chunks),
+            NARROW_STATE_COLUMNS: library.kernel("rf_mamba_chunks_c16", kernels.rf_mamba_chunks),
         }
         self._norm = library.kernel("rf_gated_norm", kernels.rf_gated_norm)
 
