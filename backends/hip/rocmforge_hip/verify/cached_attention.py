@@ -51,6 +51,8 @@ def groups() -> Iterator[Group]:
         for index, head in enumerate(CACHED_HEADS):
             if not head.values_in_keys:  # see `latent`
                 yield from _of_head(head, kv_dtype, is_odd=bool(index % 2))
+            if head.has_wide_decodes:
+                yield from _of_many_blocks(head, kv_dtype)
     common = [head for head in CACHED_HEADS if head.is_common]
     for head in common:
         for kv_dtype in ("f16", "int8"):
@@ -100,6 +102,21 @@ def _of_head(head: HeadSize, kv_dtype: str, *, is_odd: bool) -> Iterator[Group]:
                 sinks=head.value_dim <= MAX_SINK_DIM,
             )
         )
+
+
+def _of_many_blocks(head: HeadSize, kv_dtype: str) -> Iterator[Group]:
+    """Yields decodes as of more sequences than there are here, whose blocks have fewer waves."""
+    for kv_heads in (2, 1):  # three or six heads of queries share one
+        recipe = Recipe(
+            heads=6,
+            kv_heads=kv_heads,
+            head_dim=head.key_dim,
+            rotary_dim=head.key_dim,
+            kv_dtype=kv_dtype,
+            compute_units=1,
+        )
+        name = f"{kv_dtype}, heads of {head}, 6 to {kv_heads}, on one compute unit"
+        yield Group(recipe, (Case("fused decode attention", name, _DECODE, _decode_fused),))
 
 
 def _all_to_one(head: HeadSize, kv_dtype: str) -> Group:
