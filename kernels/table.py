@@ -98,7 +98,7 @@ def read_formats() -> tuple[WeightFormat, ...]:
 
 
 def read_heads(group: str) -> tuple[HeadSize, ...]:
-    """Returns the sizes of heads of a group ("cached", "common", "wide" or "full") with kernels.
+    """Returns the sizes of heads of a group ("cached", "common", "w8" or "full") with kernels.
 
     Raises:
         ValueError: there is no such group.
@@ -107,7 +107,7 @@ def read_heads(group: str) -> tuple[HeadSize, ...]:
     groups: dict[str, tuple[HeadSize, ...]] = {
         "cached": declared["CACHED_HEADS"],
         "common": tuple(head for head in declared["CACHED_HEADS"] if head.is_common),
-        "wide": tuple(head for head in declared["CACHED_HEADS"] if head.has_wide_decodes),
+        "w8": tuple(head for head in declared["CACHED_HEADS"] if head.has_w8),
         "full": declared["FULL_HEADS"],
     }
     if group not in groups:

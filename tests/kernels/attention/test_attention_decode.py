@@ -19,7 +19,7 @@ from tests.support.operands.activations import BLOCK, SCALE_DTYPE, QuantisedActi
 from tests.support.operands.paged_cache import BLOCK_TOKENS, AttentionCase, PagedBatch
 
 WAVES = 4
-WIDE_WAVES = 8
+MORE_WAVES = 8
 EPS = 1e-6
 UNEVEN_HEADS = [head for head in CACHED_HEADS if not head.is_even]
 
@@ -95,7 +95,7 @@ def decode(
     if new is not None and new.joint_norms:
         kind = f"joint_{kind}"
     if waves > WAVES:
-        kind = f"wide_{kind}"
+        kind = f"w{waves}_{kind}"
     of_teams = None if teams is None else device.upload(teams.rows, "teams")
     device.launch(
         f"rf_attention_decode_{kind}_{case.head.name}_g{group_tile}",
@@ -609,22 +609,22 @@ def test_teams(device: Device, name: str, int8: bool) -> None:
 
 @pytest.mark.parametrize("int8", [False, True])
 @pytest.mark.parametrize("split_tokens", [64, 1024])
-@pytest.mark.parametrize("head", [head for head in CACHED_HEADS if head.has_wide_decodes], ids=str)
-def test_wide_blocks_attend_to_all_tokens(
+@pytest.mark.parametrize("head", [head for head in CACHED_HEADS if head.has_w8], ids=str)
+def test_blocks_of_eight_waves_attend_to_all_tokens(
     hopper: Device, head: HeadSize, split_tokens: int, int8: bool
 ) -> None:
     """Of contexts in which some waves of a block have no step, one, or two."""
     contexts = tuple((context, 1) for context in (1, 17, 128, 129, 300))
     case = AttentionCase(contexts, head_dim=head.key_dim, kv_heads=2, group=3)
-    assert_right(hopper, case, int8=int8, split_tokens=split_tokens, waves=WIDE_WAVES)
+    assert_right(hopper, case, int8=int8, split_tokens=split_tokens, waves=MORE_WAVES)
 
 
-def test_wide_blocks_know_windows_and_sinks(hopper: Device) -> None:
+def test_blocks_of_eight_waves_know_windows_and_sinks(hopper: Device) -> None:
     sinks = tuple(np.linspace(-2, 2, 8).tolist())
     case = AttentionCase(
         ((70, 1), (300, 1)), head_dim=64, kv_heads=1, group=8, window=100, sinks=sinks
     )
-    assert_right(hopper, case, group_tile=8, waves=WIDE_WAVES)
+    assert_right(hopper, case, group_tile=8, waves=MORE_WAVES)
 
 
 @pytest.mark.parametrize(
@@ -635,7 +635,7 @@ def test_wide_blocks_know_windows_and_sinks(hopper: Device) -> None:
     ],
 )
 @pytest.mark.parametrize("split_tokens", [32, 1024])
-def test_wide_blocks_rotate_and_store_new_tokens_first(
+def test_blocks_of_eight_waves_rotate_and_store_new_tokens_first(
     hopper: Device, name: str, split_tokens: int, kind: str
 ) -> None:
-    assert_rotated_and_stored(hopper, name, split_tokens, kind, WIDE_WAVES)
+    assert_rotated_and_stored(hopper, name, split_tokens, kind, MORE_WAVES)

@@ -180,7 +180,7 @@ def test_values_may_be_the_end_of_keys(tmp_path: Path) -> None:
 
 
 def test_an_unknown_group_of_heads_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"heads is one of cached, common, wide, full, not 64"):
+    with pytest.raises(ValueError, match=r"heads is one of cached, common, w8, full, not 64"):
         a_table(tmp_path, 'kernels = ["rf_odd"]\nheads = 64')
 
 

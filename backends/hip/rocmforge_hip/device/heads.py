@@ -46,8 +46,8 @@ class HeadSize:
         return self.is_even and self.key_dim in (64, 128)
 
     @property
-    def has_wide_decodes(self) -> bool:
-        """Whether there are kernels for decodes with more waves in a block, for some GPUs."""
+    def has_w8(self) -> bool:
+        """Whether there are kernels for decodes with eight waves in a block, for some GPUs."""
         return self.is_even and self.key_dim in (64, 128, 256)
 
     @property

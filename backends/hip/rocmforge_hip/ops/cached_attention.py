@@ -36,7 +36,7 @@ from rocmforge_hip.weights.formats import Weight, ceil_div
 
 _THREADS: Final = 256
 _DECODE_WAVES: Final = 4
-"""Of a block of those kernels that are not wide."""
+"""Of a block, but for those of `decode_w8`."""
 
 X = TypeVar("X")
 
@@ -158,17 +158,15 @@ class _LayerKernels:
             else None
         )
         self.decodes_at_once: Final = _blocks_at_once(self.decode)
-        # With more waves in a block, for few blocks. Not beside joint norms, which have none: it
-        # adds up in another order, and variants of a step are to give the same bits.
-        wide_name = f"rf_attention_decode_wide_{cache}_{head.name}_g{self.group}"
-        self.decode_wide: Final = (
-            library.kernel(wide_name, kernels.rf_attention_decode)
-            if self.decode_joint is None and library.has(wide_name)
+        # With eight waves in a block, for few blocks. Not beside joint norms, which have none: they
+        # add up in another order, and variants of a step are to give the same bits.
+        w8 = f"rf_attention_decode_w8_{cache}_{head.name}_g{self.group}"
+        self.decode_w8: Final = (
+            library.kernel(w8, kernels.rf_attention_decode)
+            if self.decode_joint is None and library.has(w8)
             else None
         )
-        self.wide_at_once: Final = (
-            0 if self.decode_wide is None else _blocks_at_once(self.decode_wide)
-        )
+        self.w8_at_once: Final = 0 if self.decode_w8 is None else _blocks_at_once(self.decode_w8)
         has_teams = reads_in_teams(layer) and cache != "k8v4"
         self.most_of_team: Final = (
             _DECODE_WAVES * (TEAM_ROWS // min(shared, self.group)) if has_teams else 0
@@ -425,8 +423,8 @@ class CachedAttention:
         assert partial_ml is not None
         kernel, at_once, teams = own.decode, own.decodes_at_once, None
         context, head_blocks = shape.blocks * BLOCK_TOKENS, kv_heads * own.tiles
-        if own.decode_wide and self._geometry.has_few_decodes(head_blocks * decodes.count):
-            kernel, at_once = own.decode_wide, own.wide_at_once
+        if own.decode_w8 and self._geometry.has_few_decodes(head_blocks * decodes.count):
+            kernel, at_once = own.decode_w8, own.w8_at_once
         most = min(partial.shape[0] // layer.value_dim, partial_ml.shape[0])
         room = most // (decodes.count * layer.num_heads)
         if decodes.teams is not None and own.decode_teams is not None and room > 1:

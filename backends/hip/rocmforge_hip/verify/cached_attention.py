@@ -51,7 +51,7 @@ def groups() -> Iterator[Group]:
         for index, head in enumerate(CACHED_HEADS):
             if not head.values_in_keys:  # see `latent`
                 yield from _of_head(head, kv_dtype, is_odd=bool(index % 2))
-            if head.has_wide_decodes:
+            if head.has_w8:
                 yield from _of_many_blocks(head, kv_dtype)
     common = [head for head in CACHED_HEADS if head.is_common]
     for head in common:

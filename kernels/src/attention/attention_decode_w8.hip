@@ -11,7 +11,7 @@
 #define RF_FUNCTION(Stored, group) \
   rf::attention_decode<RF_NORMS, Stored, RF_KEY_DIM, RF_VALUE_DIM, group, RF_VALUES_IN_KEYS>
 #define RF_DECODE(kind, Stored, group, has_scales) \
-  RF_ATTENTION_DECODE(RF_NAME(decode_wide, kind, RF_HEAD, group), 1, Stored, group, has_scales)
+  RF_ATTENTION_DECODE(RF_NAME(decode_w8, kind, RF_HEAD, group), 1, Stored, group, has_scales)
 
 #define RF_F16(group) RF_DECODE(f16, rf::half, group, no)
 #define RF_INT8(group) RF_DECODE(int8, int8_t, group, yes)
