@@ -150,8 +150,8 @@ def test_two_devices_split_a_folder(stack: ExitStack, tmp_path: Path) -> None:
     ("name", "length", "graphs"),
     [
         ("lfm2", 72, "on"),
-        ("qwen35", 14, "auto"),
-        ("nemotron_h", 14, "on"),
+        ("qwen35", 14, "on"),
+        ("nemotron_h", 14, "auto"),
         ("granitehybrid-dense", 14, "on"),
     ],
 )
