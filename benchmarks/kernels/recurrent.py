@@ -3,7 +3,8 @@
 Decodes are shown in GB/s of the states, read and written once each, and as a share of what a copy
 reaches; prefills in time a layer takes for all tokens. States rotate through more memory than
 caches hold. `at once` is the launch that takes the place of the others in decodes, but for the norm
-of Mamba-2; a layer's time is that of the others.
+of Mamba-2. `chunks, narrow` takes the place of `chunks` where blocks are few. A layer's time is
+that of all others.
 """
 
 from __future__ import annotations

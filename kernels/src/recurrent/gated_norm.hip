@@ -3,18 +3,6 @@
 
 namespace rf {
 
-// Groups of rows: of x, which is normed, of the gate and of the weight.
-struct GatedRows {
-  const float* x;
-  const float* z;
-  const float* weight;
-  bool gate_first;
-
-  __device__ __forceinline__ GatedFour four(int i) const {
-    return GatedFour::of(load16(x + i), load16(z + i), load16(weight + i), gate_first);
-  }
-};
-
 // A group that a wave norms.
 __device__ __forceinline__ void norm_in_wave(const GatedRows& rows, const ActOutput& out,
                                              int64_t first, int dim, float eps) {

@@ -122,7 +122,9 @@ extern "C" __global__ __launch_bounds__(rf::kStepParts* rf::kMambaThreads) void 
   if (written >= 0 && convolves && !is_own) keep(history, inputs_in(written), channels, width);
   const int dim = each * head_dim;
   const int64_t first = (own.first * groups + group) * dim;
-  const GatedGroup of_heads{out + first, z + own.first * z_stride + group * dim, norm + group * dim,
-                            dim, norm_threads};
+  const GatedGroup of_heads{
+      {out + first, z + own.first * z_stride + group * dim, norm + group * dim, true},
+      dim,
+      norm_threads};
   of_heads.norm({normed_f32, normed_f16, normed_q, normed_q_scale, normed_q_lo_offset}, first, eps);
 }

@@ -238,3 +238,20 @@ __device__ __forceinline__ void attention_decode(const DecodeInput& in, const Ca
 }
 
 }  // namespace rf
+
+// The kernels of a translation unit, which it names with RF_WHAT. RF_HEAD is the head size of the
+// unit, RF_KEY_DIM and RF_VALUE_DIM its elements, RF_VALUES_IN_KEYS whether v_cache is k_cache,
+// with values as the end of its rows, RF_IS_COMMON whether most models have it, and RF_GROUPS(X) is
+// X(group) for each number of heads that a block may have.
+#define RF_MORE_PARAMETERS
+#define RF_MORE_ARGUMENTS
+#ifndef RF_NORMS  // Larger heads have no scalar registers for norms behind rope.
+#define RF_NORMS (RF_IS_COMMON ? rf::HeadNorms::kOfHeads : rf::HeadNorms::kBeforeRope)
+#endif
+#define RF_FUNCTION(Stored, group) \
+  rf::attention_decode<RF_NORMS, Stored, RF_KEY_DIM, RF_VALUE_DIM, group, RF_VALUES_IN_KEYS>
+#define RF_DECODE(kind, Stored, group, has_scales)                                              \
+  RF_ATTENTION_DECODE(RF_NAME(RF_WHAT, kind, RF_HEAD, group), RF_BLOCKS(Stored, group), Stored, \
+                      group, has_scales)
+#define RF_F16(group) RF_DECODE(f16, rf::half, group, no)
+#define RF_INT8(group) RF_DECODE(int8, int8_t, group, yes)

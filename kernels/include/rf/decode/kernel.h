@@ -123,8 +123,11 @@ __device__ __forceinline__ void store_new_token(const NewTokens& fresh, const Ca
 
 }  // namespace rf
 
+// At least so many blocks of a compute unit. One with more waves than usual is alone on it.
 #define RF_BLOCKS(Stored, group) \
-  (rf::DecodeWave<Stored, RF_KEY_DIM, RF_VALUE_DIM, group, RF_VALUES_IN_KEYS>::kBlocks)
+  (rf::kDecodeWaves > 4          \
+       ? 1                       \
+       : rf::DecodeWave<Stored, RF_KEY_DIM, RF_VALUE_DIM, group, RF_VALUES_IN_KEYS>::kBlocks)
 #define RF_NAME_OF(what, kind, head, group) rf_attention_##what##_##kind##_##head##_g##group
 #define RF_NAME(what, kind, head, group) RF_NAME_OF(what, kind, head, group)
 // Parameters of some caches, and what stands for them with all.

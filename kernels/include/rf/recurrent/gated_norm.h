@@ -37,16 +37,26 @@ __device__ __forceinline__ float gated_norm_factor(float squares, int dim, float
   return rsqrt(mean + eps);
 }
 
+// A group of a row: of x, which is normed, of the gate and of the weight.
+struct GatedRows {
+  const float* x;
+  const float* z;
+  const float* weight;
+  bool gate_first;
+
+  __device__ __forceinline__ GatedFour four(int i) const {
+    return GatedFour::of(load16(x + i), load16(z + i), load16(weight + i), gate_first);
+  }
+};
+
 // A group of a row, normed by one block after others have made it: with the bits of rf_gated_norm,
 // where its blocks have `threads` threads.
 struct GatedGroup {
-  const float* x;       // [dim]
-  const float* z;       // [dim]
-  const float* weight;  // [dim]
+  GatedRows rows;
   int dim;
   int threads;  // whole waves
 
-  // `first`: of the group, in `out`. The gate is a part of what is normed.
+  // `first`: of the group, in `out`.
   __device__ __forceinline__ void norm(const ActOutput& out, int64_t first, float eps) const {
     __shared__ float partial[kMaxWaves];
     const int waves = threads / kWave;
@@ -74,8 +84,7 @@ struct GatedGroup {
     return (step * threads + wave * kWave + lane_id()) * 4;
   }
   __device__ __forceinline__ GatedFour four(int i) const {
-    if (i >= dim) return {};
-    return GatedFour::of(load16(x + i), load16(z + i), load16(weight + i), true);
+    return i < dim ? rows.four(i) : GatedFour{};
   }
 };
 
