@@ -19,10 +19,11 @@
       const uint8_t* __restrict__ weight, const int8_t* __restrict__ q,                        \
       const rf::ActScale* __restrict__ scale, const float* __restrict__ bias, float* out,      \
       rf::half* out_half, int rows, int slices, int out_features, int quant_blocks,            \
-      int activation) {                                                                        \
+      int activation, const float* __restrict__ squares, float eps) {                          \
     const rf::StreamArguments arguments{weight,                                                \
                                         q,                                                     \
                                         scale,                                                 \
+                                        {squares, eps},                                        \
                                         rows,                                                  \
                                         slices,                                                \
                                         quant_blocks,                                          \

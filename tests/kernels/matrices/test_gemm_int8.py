@@ -53,6 +53,7 @@ def _gemm(
         block_rows=block_rows,
         bias=bias,
         out_halves=(out_half,),
+        others=(None, 0.0),
     )
 
 

@@ -46,6 +46,7 @@ def _gemm(
         grid=blocks,
         bias=bias,
         out_halves=(out_half,),
+        others=(None, 0.0),
     )
 
 

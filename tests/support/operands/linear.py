@@ -142,11 +142,13 @@ def multiply_few(
     block_rows: int = 16,
     grid: int | None = None,
     bias: Float32 | None = None,
+    others: tuple[DeviceArray | float | None, ...] = (),
     out_halves: tuple[DeviceArray | None, ...] = (),
 ) -> Float32:
     """What a kernel for few rows makes of x, as it is or, of quantised formats, in int8.
 
-    block_rows: stored rows of a block, unless a grid is given. out_halves: one argument for kernels
+    block_rows: stored rows of a block, unless a grid is given. others: arguments behind those that
+    all of these kernels have. out_halves: one argument for kernels
     that may write halves.
     """
     rows = x.shape[0]
@@ -168,6 +170,7 @@ def multiply_few(
         layer.out_features,
         layer.quant_blocks,
         layer.activation,
+        *others,
         grid=grid or layer.stored_rows // block_rows,
         block=block,
     )

@@ -187,8 +187,31 @@ def rf_gemm_int8(
     out_features: I32,
     quant_blocks: I32,
     activation: I32,
+    squares: Pointer | None,
+    eps: F32,
 ) -> None:
-    """Does what `rf_gemv` does, for up to 16 rows, on int8 matrix instructions."""
+    """Does what `rf_gemv` does, for up to 16 rows, on int8 matrix instructions.
+
+    With `squares`, it completes the norms of its rows.
+    """
+
+
+def rf_gemm_int8_deferred(
+    *,
+    weight: Pointer,
+    q: Pointer,
+    scale: Pointer,
+    bias: Pointer | None,
+    rows: I32,
+    out_features: I32,
+    quant_blocks: I32,
+    residual: Pointer,
+    norm_weight: Pointer,
+    normed_q: Pointer,
+    normed_q_scale: Pointer,
+    squares: Pointer,
+) -> None:
+    """Adds to the residual what `rf_gemm_int8` makes; what reads the norms completes them."""
 
 
 def rf_gemv_float(

@@ -17,7 +17,7 @@ from rocmforge_hip.ops.experts.pairs import PairKernels, empty_mix
 from rocmforge_hip.ops.experts.routing import RouteKernels, UnmadeChoice, UnmadeSum
 from rocmforge_hip.ops.experts.shared import SharedKernels
 from rocmforge_hip.ops.geometry import groups_experts
-from rocmforge_hip.ops.linear.mixed_gemv import is_norm_later
+from rocmforge_hip.ops.linear.later import is_norm_later
 from rocmforge_hip.ops.linear.products import GATES, LinearKernels
 from rocmforge_hip.ops.norms import LayerNorms, RmsNorms
 from rocmforge_hip.ops.operands import empty, part_of

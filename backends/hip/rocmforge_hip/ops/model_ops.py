@@ -27,7 +27,7 @@ from rocmforge_hip.ops.expert_layers import ExpertKernels, ExpertLayers
 from rocmforge_hip.ops.experts.latent import LatentKernels
 from rocmforge_hip.ops.full_attention import FullAttention
 from rocmforge_hip.ops.linear.bounds import BoundedProducts
-from rocmforge_hip.ops.linear.mixed_gemv import is_norm_later
+from rocmforge_hip.ops.linear.later import is_norm_later
 from rocmforge_hip.ops.linear.products import GATES, LinearKernels
 from rocmforge_hip.ops.lora import Lora
 from rocmforge_hip.ops.norms import RmsNorms, norms_of
@@ -297,7 +297,8 @@ class HipOps:
             rounded = self.products.gated_int8(x, part_of(gate), GATES[activation])
             if rounded is not None:
                 return rounded
-        self._sums.completed(x)
+        if not self.products.completes_gated(x, part_of(gate)):
+            self._sums.completed(x)
         bias, up_bias = biases
         return self.products.multiply(x, part_of(gate), bias, GATES[activation], up_bias=up_bias)
 

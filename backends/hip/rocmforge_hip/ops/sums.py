@@ -16,7 +16,7 @@ from rocmforge_hip.ops.experts.deferred import DeferredExperts, UnmadeMix
 from rocmforge_hip.ops.experts.pair_sums import PairSums, UnmadePairs
 from rocmforge_hip.ops.experts.routing import RouteKernels, UnmadeSum
 from rocmforge_hip.ops.linear.gemm import UnmadeSplits
-from rocmforge_hip.ops.linear.mixed_gemv import NormLater, UnmadeProduct, is_norm_later
+from rocmforge_hip.ops.linear.later import NormLater, UnmadeProduct, is_norm_later
 from rocmforge_hip.ops.linear.products import LinearKernels
 from rocmforge_hip.ops.norms import LayerNorms, RmsNorms, UnmadeNorm, without_norm
 from rocmforge_hip.ops.operands import empty, f32_of, optional_vector

@@ -18,6 +18,7 @@ from rocmforge.models.weights import present
 from rocmforge_hip.ops.activations import Activation, Forms, PerLayerArrays
 from rocmforge_hip.ops.geometry import MAX_GEMV_ROWS
 from rocmforge_hip.ops.linear.gemv import GemvKernels
+from rocmforge_hip.ops.linear.later import is_norm_later
 from rocmforge_hip.ops.linear.mixed_gemv import MixedGemvKernels
 from rocmforge_hip.ops.operands import empty, part_of
 from rocmforge_hip.ops.rows import PerLayerRows, RowKernels
@@ -69,6 +70,13 @@ def groups() -> Iterator[Group]:
     recipe = replace(square, format="q6_k")
     yield Group(recipe, tuple(_joined_cases("one slice", (1, 2, 3, 8), _INT8)))
     yield Group(recipe, _deferred_cases("q6_k"))
+    for name, format in FORMATS.items():
+        if format.is_mixed:
+            yield Group(replace(square, format=name), _deferred_cases(f"{name}, 8 rows", 8))
+        if format.is_streamed:
+            recipe = replace(square, format=name, least_streamed_rows=2 * square.intermediate_size)
+            yield Group(recipe, _deferred_cases(f"{name}, 7 rows, copied ahead", 7))
+    recipe = replace(square, format="q6_k")
     yield from _rows_copied_ahead()
     recipe = replace(recipe, activation_bits="16")
     yield Group(recipe, tuple(_joined_cases("two slices", (1, 2), _TWO_SLICES)))
@@ -134,10 +142,10 @@ def _streamed_cases(format: str) -> Iterator[Case]:
     yield Case("gated gemv", f"{name}, 7 rows", _FLOAT_SUM, gated)
 
 
-def _deferred_cases(title: str) -> tuple[Case, ...]:
-    """Returns the cases of a norm that is left for later, and of what completes it."""
-    rounded = Case("deferred norm", title, _INT8, _deferred)
-    return rounded, Case("completed norm", title, _FLOAT_SUM, _completed)
+def _deferred_cases(title: str, rows: int = 1) -> tuple[Case, ...]:
+    """Returns the cases of norms that are left for later, and of what completes them."""
+    rounded = Case("deferred norm", title, _INT8, partial(_deferred, rows=rows))
+    return rounded, Case("completed norm", title, _FLOAT_SUM, partial(_completed, rows=rows))
 
 
 def _rows_copied_ahead() -> Iterator[Group]:
@@ -152,7 +160,7 @@ def _rows_copied_ahead() -> Iterator[Group]:
     # Of the last kernel, each block has the tiles of one unit: it needs longer rows.
     longer = replace(recipe, hidden_size=256, heads=28, head_dim=256)
     for name in ("q4_k", "q6_k"):
-        case = Case("completed norm", f"{name}, longer rows", _FLOAT_SUM, _completed)
+        _, case = _deferred_cases(f"{name}, longer rows")
         yield Group(replace(longer, format=name), (case,))
 
 
@@ -373,30 +381,33 @@ def _added(
     return error(bench.result(total), want, sizes), want, normed
 
 
-def _left_for_later(bench: Workbench) -> tuple[float, npt.NDArray[np.float64], Activation]:
-    """Returns what `_added` does, where the norm is left for what reads it."""
-    values = exact_activation(1, _attended(bench)) / np.float32(4)
-    old = random_values(40, bench.config.hidden_size)[39:]
-    return _added(bench, _deferred_step(bench), values, old)
+def _left_for_later(
+    bench: Workbench, rows: int
+) -> tuple[float, npt.NDArray[np.float64], Activation]:
+    """Returns what `_added` does, where the norms are left for what reads them, if they can be."""
+    values = exact_activation(rows, _attended(bench)) / np.float32(4)
+    old = random_values(39 + rows, bench.config.hidden_size)[39:]
+    return _added(bench, _deferred_step(bench, rows), values, old)
 
 
-def _deferred_step(bench: Workbench) -> DeviceStep:
-    return replace(bench.step([(1, 1, [])]), variant=VARIANTS["deferred"])
+def _deferred_step(bench: Workbench, rows: int) -> DeviceStep:
+    return replace(bench.step([(rows, rows, [])]), variant=VARIANTS["deferred"])
 
 
-def _deferred(bench: Workbench) -> float:
-    """Returns the error of a product added to the residual, and of the int8 form of its norm."""
-    wrong, want, normed = _left_for_later(bench)
+def _deferred(bench: Workbench, rows: int) -> float:
+    """Returns the error of products added to the residual, and of the int8 form of their norms."""
+    wrong, want, normed = _left_for_later(bench, rows)
     norm = values_of(present(bench.weights.layers[0].feed_forward_norm))
-    return max(wrong, int8_error(bench, normed, want * norm))
+    left = want if is_norm_later(normed) else want * _norm_factors(bench, want)
+    return max(wrong, int8_error(bench, normed, left * norm))
 
 
-def _completed(bench: Workbench) -> float:
-    """Returns the error of such a sum, and of what reads the int8 form of its norm."""
-    wrong, want, normed = _left_for_later(bench)
+def _completed(bench: Workbench, rows: int) -> float:
+    """Returns the error of such sums, and of what reads the int8 form of their norms."""
+    wrong, want, normed = _left_for_later(bench, rows)
     kind = ActivationFunction.SILU
     on_device = gate_and_up(bench.model.weights)
-    made = bench.model.ops.gated_linear(_deferred_step(bench), normed, *on_device, kind)
+    made = bench.model.ops.gated_linear(_deferred_step(bench, rows), normed, *on_device, kind)
     of_gated = _gated_error(bench, made, _completed_norm(bench, normed, want), kind)
     return max(wrong, of_gated, completed_error(bench, normed, want))
 
@@ -410,14 +421,20 @@ def completed_error(bench: Workbench, normed: Activation, total: Array) -> float
         total: What is normed.
     """
     exact = _completed_norm(bench, normed, total)
-    return _qkv_error(bench, _deferred_step(bench), normed, exact)
+    return _qkv_error(bench, _deferred_step(bench, normed.rows), normed, exact)
 
 
 def _completed_norm(bench: Workbench, normed: Activation, total: Array) -> npt.NDArray[np.float64]:
-    """Returns the values of a norm that what reads it completes: so rounding it is no error."""
-    squares = (total * total).mean(axis=-1, keepdims=True) + bench.config.norm_eps
-    completed: npt.NDArray[np.float64] = int8_values(bench, normed) / np.sqrt(squares)
-    return completed
+    """Returns the values of norms that what reads them completes: so rounding them is no error."""
+    values: npt.NDArray[np.float64] = int8_values(bench, normed)
+    return values * _norm_factors(bench, total) if is_norm_later(normed) else values
+
+
+def _norm_factors(bench: Workbench, total: Array) -> npt.NDArray[np.float64]:
+    """Returns 1 / root mean square of each row."""
+    squares = (total.astype(np.float64) ** 2).mean(axis=-1, keepdims=True)
+    factors: npt.NDArray[np.float64] = 1 / np.sqrt(squares + bench.config.norm_eps)
+    return factors
 
 
 def gate_and_up(weights: ModelWeights[W]) -> tuple[W, W]:

@@ -21,8 +21,8 @@ struct IQ4_XS {
   Items<const U4> nibbles;
   Items<const U2> header;  // of eight quant blocks: d, scales_h, scales_l[4] of the super-block
 
-  static __device__ __forceinline__ IQ4_XS of(Planes planes, int quant_blocks) {
-    return {planes.take<U4>(quant_blocks), planes.take<U2>(quant_blocks / 8)};
+  static __device__ __forceinline__ IQ4_XS of(auto planes, int quant_blocks) {
+    return {planes.template take<U4>(quant_blocks), planes.template take<U2>(quant_blocks / 8)};
   }
 
   static __device__ __forceinline__ void repack(const Block& block, PlanesOut planes,

@@ -21,9 +21,10 @@ struct Q2_K {
   Items<const uint32_t> scale_min;  // of two quant blocks: scales[16] of the super-block
   Items<const Half2> d;             // of eight quant blocks: d, dmin
 
-  static __device__ __forceinline__ Q2_K of(Planes planes, int quant_blocks) {
-    return {planes.take<U4>(quant_blocks / 2), planes.take<uint32_t>(quant_blocks / 2),
-            planes.take<Half2>(quant_blocks / 8)};
+  static __device__ __forceinline__ Q2_K of(auto planes, int quant_blocks) {
+    return {planes.template take<U4>(quant_blocks / 2),
+            planes.template take<uint32_t>(quant_blocks / 2),
+            planes.template take<Half2>(quant_blocks / 8)};
   }
 
   static __device__ __forceinline__ void repack(const Block& block, PlanesOut planes,

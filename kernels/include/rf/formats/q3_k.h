@@ -26,9 +26,10 @@ struct Q3_K {
   Items<const PackedScales> packed;  // of eight quant blocks: scales[12] of the super-block
   Items<const half> d;               // of eight quant blocks
 
-  static __device__ __forceinline__ Q3_K of(Planes planes, int quant_blocks) {
-    return {planes.take<U4>(quant_blocks / 2), planes.take<U2>(quant_blocks / 2),
-            planes.take<PackedScales>(quant_blocks / 8), planes.take<half>(quant_blocks / 8)};
+  static __device__ __forceinline__ Q3_K of(auto planes, int quant_blocks) {
+    return {planes.template take<U4>(quant_blocks / 2), planes.template take<U2>(quant_blocks / 2),
+            planes.template take<PackedScales>(quant_blocks / 8),
+            planes.template take<half>(quant_blocks / 8)};
   }
 
   static __device__ __forceinline__ void repack(const Block& block, PlanesOut planes,

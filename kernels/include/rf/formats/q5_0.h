@@ -23,9 +23,9 @@ struct Q5_0 {
   Items<const uint32_t> bits;
   Items<const half> d;
 
-  static __device__ __forceinline__ Q5_0 of(Planes planes, int quant_blocks) {
-    return {planes.take<U4>(quant_blocks), planes.take<uint32_t>(quant_blocks),
-            planes.take<half>(quant_blocks)};
+  static __device__ __forceinline__ Q5_0 of(auto planes, int quant_blocks) {
+    return {planes.template take<U4>(quant_blocks), planes.template take<uint32_t>(quant_blocks),
+            planes.template take<half>(quant_blocks)};
   }
 
   static __device__ __forceinline__ void repack(const Block& block, PlanesOut planes,

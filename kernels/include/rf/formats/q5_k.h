@@ -25,9 +25,9 @@ struct Q5_K {
   Items<const U2> bits;    // of two quant blocks
   Items<const U4> header;  // as in Q4_K
 
-  static __device__ __forceinline__ Q5_K of(Planes planes, int quant_blocks) {
-    return {planes.take<U4>(quant_blocks), planes.take<U2>(quant_blocks / 2),
-            planes.take<U4>(quant_blocks / 8)};
+  static __device__ __forceinline__ Q5_K of(auto planes, int quant_blocks) {
+    return {planes.template take<U4>(quant_blocks), planes.template take<U2>(quant_blocks / 2),
+            planes.template take<U4>(quant_blocks / 8)};
   }
 
   static __device__ __forceinline__ void repack(const Block& block, PlanesOut planes,
@@ -57,6 +57,7 @@ struct Q5_K {
   static __device__ __forceinline__ Scales<1> scales(const Chunk& chunk, int p, int u) {
     return Q4_K::scales_of(chunk.header, p, u);
   }
+  using AllScales = Q4_K::AllScales;
 };
 
 }  // namespace rf

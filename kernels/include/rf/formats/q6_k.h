@@ -62,6 +62,15 @@ struct Q6_K {
     return unpack::nibbles(chunk.nibbles[u], k) |
            unpack::pairs<4>(U2{chunk.pairs[2 * u], chunk.pairs[2 * u + 1]}, k);
   }
+  // As code(), but kSignedStep * (code - kZero) as signed bytes: six bits at the top of a byte, the
+  // highest of them flipped.
+  static constexpr int kSignedStep = 4;
+  static __device__ __forceinline__ uint32_t signed_code(const Chunk& chunk, int u, int k) {
+    const uint32_t word = chunk.nibbles[u][k % 4];
+    const uint32_t low = (k < 4 ? word << 2 : word >> 2) & 0x3c3c3c3cu;
+    const uint32_t high = unpack::pairs<6>(U2{chunk.pairs[2 * u], chunk.pairs[2 * u + 1]}, k);
+    return low | (high ^ 0x80808080u);
+  }
   static __device__ __forceinline__ Scales<2> scales(const Chunk& chunk, int, int u) {
     const float d = to_float(chunk.d);
     return {{d * unpack::signed_byte_of(chunk.scale, 2 * u),

@@ -18,8 +18,8 @@ struct Q8_0 {
   Items<const U4> codes;  // two a quant block: elements 0 to 15, 16 to 31
   Items<const half> d;
 
-  static __device__ __forceinline__ Q8_0 of(Planes planes, int quant_blocks) {
-    return {planes.take<U4>(2 * quant_blocks), planes.take<half>(quant_blocks)};
+  static __device__ __forceinline__ Q8_0 of(auto planes, int quant_blocks) {
+    return {planes.template take<U4>(2 * quant_blocks), planes.template take<half>(quant_blocks)};
   }
 
   static __device__ __forceinline__ void repack(const Block& block, PlanesOut planes,

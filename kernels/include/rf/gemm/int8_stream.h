@@ -6,9 +6,10 @@
 // so is read once by each multiprocessor, and not by each 32 stored rows.
 #pragma once
 
+#include "rf/gemm/streamed_weights.h"
 #include "rf/linear.h"
 #include "rf/mma/mma_int8.h"
-#include "rf/mma/warpgroup.h"
+#include "rf/norms/deferred_rows.h"
 #include "rf/weights/formats.h"
 
 namespace rf {
@@ -22,6 +23,7 @@ struct StreamArguments {
   const uint8_t* weight;
   const int8_t* q;
   const ActScale* scale;
+  DeferredNorm norm;
   int rows;
   int slices;
   int quant_blocks;
@@ -30,87 +32,6 @@ struct StreamArguments {
 };
 
 #if RF_WARPGROUPS
-
-// The super-blocks that a wave multiplies at once, in LDS: those of 16 stored rows, two groups of
-// them (weights.h), with the planes that a matrix of these has.
-template <class Format>
-class StreamedWeights {
-  static constexpr int kGroups = 2;
-  static constexpr int kQuantBlocks = 8;
-  static constexpr int kPiece = 16;  // bytes
-
- public:
-  static constexpr int kBytes = kGroups * kGroupRows * sizeof(typename Format::Block);
-  // From the first group of a tile to the second: the up rows of a gated layer's gate rows.
-  static constexpr int kGroupsApart = kGateRows / kGroupRows;
-
-  __device__ __forceinline__ StreamedWeights(const uint8_t* data, int stored_rows, int super_blocks)
-      : data_(data), groups_(stored_rows / kGroupRows), super_blocks_(super_blocks) {}
-
-  // The first group of a tile.
-  static __device__ __forceinline__ int first_group(int tile) {
-    return tile / kGroupsApart * (2 * kGroupsApart) + tile % kGroupsApart;
-  }
-
-  // Begins to copy a super-block of the rows of a tile.
-  __device__ __forceinline__ void start(int tile, int super_block, uint8_t* stage) const {
-    Format::of(Copies{*this, static_cast<uint32_t>(first_group(tile)),
-                      static_cast<uint32_t>(super_block), 0, stage},
-               kQuantBlocks);
-  }
-
-  // Row `row` of what was copied.
-  static __device__ __forceinline__ Format row(const uint8_t* stage, int row) {
-    return Format::of(Copied{stage, row}, kQuantBlocks);
-  }
-
- private:
-  // Walks over planes, to copy them. Places in the matrix are counted in pieces.
-  struct Copies {
-    const StreamedWeights& weights;
-    uint32_t first_group;
-    uint32_t super_block;
-    uint32_t plane;
-    uint8_t* to;
-
-    template <class T>
-    __device__ __forceinline__ Items<const T> take(int items) {
-      static_assert(kGroupRows * sizeof(T) % kPiece == 0);
-      const int group_pieces = items * (kGroupRows * static_cast<int>(sizeof(T)) / kPiece);
-      const int pieces = kGroups * group_pieces;
-#pragma unroll
-      for (int i = 0; i < (pieces + kWave - 1) / kWave; ++i) {
-        const int piece = i * kWave + lane_id();
-        if (pieces % kWave != 0 && piece >= pieces) continue;
-        const uint32_t group = first_group + piece / group_pieces * kGroupsApart;
-        const uint32_t from = plane + (group * weights.super_blocks_ + super_block) * group_pieces +
-                              piece % group_pieces;
-        warpgroup::async_copy<kPiece>(to + piece * kPiece,
-                                      weights.data_ + static_cast<uint64_t>(from) * kPiece);
-      }
-      plane += static_cast<uint32_t>(weights.groups_ * weights.super_blocks_) * group_pieces;
-      to += pieces * kPiece;
-      return {nullptr};
-    }
-  };
-
-  // Walks over the planes that were copied.
-  struct Copied {
-    const uint8_t* next;
-    int row;
-
-    template <class T>
-    __device__ __forceinline__ Items<const T> take(int items) {
-      const auto* plane = reinterpret_cast<const T*>(next);
-      next += kGroups * kGroupRows * items * static_cast<int>(sizeof(T));
-      return {plane + row / kGroupRows * (items * kGroupRows) + row % kGroupRows};
-    }
-  };
-
-  const uint8_t* data_;
-  int groups_;
-  int super_blocks_;
-};
 
 // All of x in LDS. Of two quant blocks, a chunk, the words that a lane multiplies lie side by side.
 class StreamedActivations {
@@ -122,6 +43,14 @@ class StreamedActivations {
   // Rows beyond the last are the last again.
   __device__ __forceinline__ void bring(const StreamArguments& x) {
     const int last = x.rows * x.slices - 1;
+    // A thread has the same row of each quant block.
+    static_assert(kStreamThreads % kRows == 0);
+    float completed = 1.0f;
+    if (x.norm.squares) {
+      x.norm.find_factors(last + 1, x.quant_blocks, factors_);
+      lds_barrier();
+      completed = factors_[min(static_cast<int>(threadIdx.x) % kRows, last)];
+    }
 #pragma unroll 1
     for (int i = threadIdx.x; i < x.quant_blocks * kRows; i += kStreamThreads) {
       const int block = i / kRows, row = i % kRows;
@@ -136,7 +65,7 @@ class StreamedActivations {
       }
       const uint32_t factor = scale[0];
       const int sums = static_cast<int>(scale[1] * 0x10001u);  // of both halves in the upper one
-      scales_[block][row / 2][row % 2] = __builtin_bit_cast(float, factor);
+      scales_[block][row / 2][row % 2] = __builtin_bit_cast(float, factor) * completed;
       scales_[block][row / 2][2 + row % 2] = static_cast<float>(sums >> 16);
     }
   }
@@ -156,6 +85,7 @@ class StreamedActivations {
 
   U4 words_[kBlocks / kChunkBlocks][kRows][4];
   alignas(16) float scales_[kBlocks][kRows / 2][4];
+  float factors_[kRows];
 };
 
 template <class Format>
@@ -166,13 +96,12 @@ class Int8Stream {
   static_assert(Format::kZero == 0 && sizeof(typename Format::Block) > 128);
   static constexpr int kTileRows = 16;
   static constexpr int kChunks = 4;  // of a super-block
-  using Weights = StreamedWeights<Format>;
+  using Weights = StreamedWeights<Format, 8, kGateRows / kGroupRows>;
+  static constexpr int kGroupsApart = Weights::kGroupsApart;
   using Sums = float[2][2];
 
-  // What a wave has for itself: {scale, offset} of both quant blocks of a chunk, by stored row; in
-  // the end its sums.
-  union alignas(16) Own {
-    float scales[kTileRows][kChunks][4];
+  // What a wave has for itself in the end.
+  struct Own {
     float sums[kStreamRows][kTileRows + 1];
   };
   static constexpr int kMostLds = 227 * 1024;
@@ -224,7 +153,7 @@ class Int8Stream {
 #pragma unroll 1
     for (int i = 0; i < kStages - 1; ++i) start();
 
-    wait_for_previous(arguments.q, arguments.scale);
+    wait_for_previous(arguments.q, arguments.scale, arguments.norm.squares);
     lds.x.bring(arguments);
     lds_barrier();
 
@@ -239,7 +168,7 @@ class Int8Stream {
           async_wait<kStages - 2>();
           wave_sync();
           start();
-          add(sums, lds.stages[wave][taken], lds.own[wave], lds.x, now);
+          add(sums, lds.stages[wave][taken], lds.x, now);
           taken = taken + 1 == kStages ? 0 : taken + 1;
         }
       }
@@ -248,35 +177,21 @@ class Int8Stream {
   }
 
  private:
-  // Where the scales of a chunk of a row lie: eight lanes meet different banks.
-  static __device__ __forceinline__ Vec<float, 4>& scales_of(Own& own, int row, int chunk) {
-    return *reinterpret_cast<Vec<float, 4>*>(own.scales[row][chunk ^ (row / 2 & 3)]);
-  }
-
-  // Adds the products of a super-block, the one numbered `super_block` of its row.
-  static __device__ __forceinline__ void add(Sums& sums, const uint8_t* stage, Own& own,
+  // Adds the products of a super-block, the one numbered `super_block` of its row. Each lane makes
+  // all scales of its rows: LDS, which all that a wave multiplies with comes from, is what takes
+  // longest, and would hold those that lanes make for each other.
+  static __device__ __forceinline__ void add(Sums& sums, const uint8_t* stage,
                                              const StreamedActivations& x, int super_block) {
     const int part = Matrix::lane_part();
     const Format rows[2] = {Weights::row(stage, Matrix::lane_row(0)),
                             Weights::row(stage, Matrix::lane_row(1))};
-    // The four lanes of a row make the scales of a chunk each.
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const auto chunk = rows[r].load(part);
-      const auto first = Format::scales(chunk, part, 0), second = Format::scales(chunk, part, 1);
-      scales_of(own, Matrix::lane_row(r), part) = {first.scale[0], first.offset[0], second.scale[0],
-                                                   second.offset[0]};
-    }
-    wave_sync();
+    const typename Format::AllScales all_scales[2] = {typename Format::AllScales(rows[0].load(0)),
+                                                      typename Format::AllScales(rows[1].load(0))};
 #pragma unroll
     for (int c = 0; c < kChunks; ++c) {
-      Vec<float, 4> scales[2];
       typename Format::Chunk chunk[2];
 #pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        scales[r] = scales_of(own, Matrix::lane_row(r), c);
-        chunk[r] = rows[r].load(c, Part<4>{part});
-      }
+      for (int r = 0; r < 2; ++r) chunk[r] = rows[r].load(c, Part<4>{part});
       const int of_x = super_block * kChunks + c;
       const U4 words = x.words(of_x, Matrix::activation_row(), part);
 #pragma unroll
@@ -293,7 +208,8 @@ class Int8Stream {
         Matrix::template multiply<0, 2>(products, codes, both);
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-          const float scale = scales[r][2 * u], offset = scales[r][2 * u + 1];
+          const auto scales = all_scales[r][2 * c + u];
+          const float scale = scales.scale[0], offset = scales.offset[0];
 #pragma unroll
           for (int i = 0; i < 2; ++i) {
             // A scale has few enough bits for its product with the bias to be exact.
@@ -319,7 +235,6 @@ class Int8Stream {
         lds_barrier();
       }
     };
-    wave_sync();  // the scales have been read
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
 #pragma unroll
@@ -343,7 +258,7 @@ class Int8Stream {
     const int first = lane_id() + (wave - first_wave) * kWave;
     for (int item = first; item < items; item += k_waves * kWave) {
       const int row = item & ((1 << row_bits) - 1), x_row = item >> row_bits;
-      const int group = Weights::first_group(tile) + row / kGroupRows * Weights::kGroupsApart;
+      const int group = Weights::first_group(tile) + row / kGroupRows * kGroupsApart;
       const int column = outputs.column(group * kGroupRows + row % kGroupRows);
       if (column >= outputs.out_features) continue;
       float value = total(x_row, row);

@@ -102,7 +102,8 @@ struct Part {
 //   code(chunk, u, k)         elements 4 k to 4 k + 3 of its quant block u, one to a byte
 //   scales(chunk, p, u)       for that quant block; p is the chunk's place in its super-block
 // with weight = scale * (code - kZero) + offset. Codes are below 128, or signed bytes (kSigned).
-// One that has a shorter way to code - kZero as halves offers code_halves(chunk, u, k), two words.
+// One that has a shorter way to code - kZero as halves offers code_halves(chunk, u, k), two words;
+// one with a shorter way to kSignedStep times that as signed bytes, and no offset, signed_code().
 // A format whose codes are looked up in LDS names a Codebook (codebook.h): kernels call prepare()
 // before the first code().
 

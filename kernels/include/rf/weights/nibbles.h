@@ -21,8 +21,8 @@ struct FourBits {
   Items<const U4> nibbles;
   Items<const Scale> scale;
 
-  static __device__ __forceinline__ Format of(Planes planes, int quant_blocks) {
-    return {{planes.take<U4>(quant_blocks), planes.take<Scale>(quant_blocks)}};
+  static __device__ __forceinline__ Format of(auto planes, int quant_blocks) {
+    return {{planes.template take<U4>(quant_blocks), planes.template take<Scale>(quant_blocks)}};
   }
 
   template <class Block>

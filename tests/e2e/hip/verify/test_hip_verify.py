@@ -27,7 +27,7 @@ from rocmforge_hip.load.model import ModelLoading
 from rocmforge_hip.ops.activations import Activation
 from rocmforge_hip.ops.experts.latent import LatentKernels
 from rocmforge_hip.ops.geometry import Geometry
-from rocmforge_hip.ops.linear.mixed_gemv import is_norm_later
+from rocmforge_hip.ops.linear.later import is_norm_later
 from rocmforge_hip.ops.model_ops import HipOps
 from rocmforge_hip.ops.step.device_step import StagedRows
 from rocmforge_hip.ops.step.layout import StepLayout
@@ -638,6 +638,37 @@ def test_wide_products_on_int8_matrix_instructions_are_checked(
 ) -> None:
     """Also of more rows than GEMV takes, if they are gated."""
     check_int8_products(monkeypatch, op, "rf_gemm_int8_wide_*", wide_blocks=1)
+
+
+def _complete_nothing(launch: Launch, arguments: dict[str, Any]) -> None:
+    """A product that takes norms that were left for later as they are."""
+    launch(**{**arguments, "squares": None})
+
+
+@pytest.mark.usefixtures("host")
+@pytest.mark.parametrize(
+    ("kernels", "mistake"),
+    [("rf_gemm_int8_deferred_q4_k", do_nothing), ("rf_gemm_int8_q4_k", _complete_nothing)],
+    ids=["not_added", "not_completed"],
+)
+def test_norms_of_few_rows_that_are_left_for_later_are_checked(
+    kernels: str,
+    mistake: Callable[[Launch, dict[str, Any]], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        workbench, "geometry_of", lambda device: Geometry(device.compute_units, matrix_rows=1)
+    )
+    group = next(
+        group
+        for group in all_groups()
+        if any((case.op, case.name) == ("completed norm", "q4_k, 8 rows") for case in group.cases)
+    )
+    chosen = cases_of(group, "completed norm")
+    found = find_devices(select_platform())[0]
+    assert all(check.passed for check in run_group(found, chosen))
+    change_launches(monkeypatch, kernels, mistake)
+    assert not any(check.passed for check in run_group(found, chosen))
 
 
 def check_int8_products(

@@ -16,7 +16,8 @@ from rocmforge_hip.kernels import experts as kernels
 from rocmforge_hip.ops.activations import Activation
 from rocmforge_hip.ops.experts.pairs import GATE_UP_THREADS, PairKernels, gate_up_of
 from rocmforge_hip.ops.experts.routing import UnmadeChoice
-from rocmforge_hip.ops.linear.mixed_gemv import TILES_AT_ONCE, NormLater, UnmadeProduct
+from rocmforge_hip.ops.linear.later import NormLater, UnmadeProduct
+from rocmforge_hip.ops.linear.mixed_gemv import TILES_AT_ONCE
 from rocmforge_hip.ops.linear.products import LinearKernels
 from rocmforge_hip.ops.operands import f32_of, i32_of, optional_vector, part_of, vector_of
 from rocmforge_hip.weights.formats import Weight
@@ -82,6 +83,7 @@ class DeferredExperts:
         return (
             isinstance(delta, UnmadeProduct)
             and delta.defers
+            and delta.rows == 1
             and len(norms) == 1
             and all(other is None for other in others)
             and gate_up_of(experts).format.name in self._gate_ups

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from typing import Final
 
-from rocmforge_hip.device.constants import ROW_ALIGN, STREAMED_QUANT_BLOCKS, STREAMED_ROWS
+from rocmforge_hip.device.constants import (
+    QUANT_BLOCK,
+    ROW_ALIGN,
+    STREAMED_QUANT_BLOCKS,
+    STREAMED_ROWS,
+)
 from rocmforge_hip.device.library import KernelLibrary
 from rocmforge_hip.device.memory import DeviceArray
 from rocmforge_hip.kernels import products
@@ -12,11 +17,14 @@ from rocmforge_hip.ops.activations import Activation, Forms
 from rocmforge_hip.ops.geometry import MATRIX_QUANT_BLOCKS, MAX_INT8_ROWS, Geometry
 from rocmforge_hip.ops.linear.forms import FormKernels
 from rocmforge_hip.ops.linear.gemv import GEMV_OUTPUTS
-from rocmforge_hip.ops.operands import empty
-from rocmforge_hip.weights.formats import FLOAT_FORMATS, Matrix
+from rocmforge_hip.ops.linear.later import NormLater, UnmadeProduct, is_norm_later
+from rocmforge_hip.ops.operands import empty, f32_of, optional_vector, vector_of
+from rocmforge_hip.weights.formats import FLOAT_FORMATS, FORMATS, Matrix
 
 _WIDE_ROWS: Final = (8, MAX_INT8_ROWS)  # of kernels with blocks of ROW_ALIGN stored rows
+_SIDE_BY_SIDE: Final = 2  # waves of these, and of those that leave norms for later
 _EARLY_ROWS: Final = 3  # from which these are faster where they are early
+_EARLY_LONG_ROWS: Final = 2  # the same, where rows are long and weights come through LDS
 _EARLY_FORMATS: Final = frozenset({"q4_k", "q6_k", "q8_0", "q5_0"})
 _LATE_FORMATS: Final = frozenset({"q4_k", "q8_0", "q4_0", "q5_0", "iq4_nl", "mxfp4"})
 """Of which 9 to 16 rows are faster in int8 than as halves, as was measured (docs/benchmarks.md)."""
@@ -25,7 +33,15 @@ _SOONER_IN_WARPGROUPS: Final = frozenset({"q4_k"})
 
 
 class Int8Products:
-    """Multiplies up to MAX_INT8_ROWS rows, slices included, with matrices of these formats."""
+    """Multiplies up to MAX_INT8_ROWS rows, slices included, with matrices of these formats.
+
+    Args:
+        library: Where the kernels are.
+        geometry: For the device.
+        formats: Stored types of the matrices.
+        forms: What makes the int8 forms.
+        hidden_size: Of the model.
+    """
 
     def __init__(
         self,
@@ -33,6 +49,7 @@ class Int8Products:
         geometry: Geometry,
         formats: frozenset[str],
         forms: FormKernels,
+        hidden_size: int,
     ) -> None:
         self._geometry = geometry
         self._forms = forms
@@ -45,6 +62,18 @@ class Int8Products:
             for name in used
             for most in _WIDE_ROWS
         }
+        deferred = {name for name in used if FORMATS[name].is_mixed}
+        self._deferred = {
+            name: library.kernel(f"rf_gemm_int8_deferred_{name}", products.rf_gemm_int8_deferred)
+            for name in deferred
+        }
+        self._ahead = {
+            name: library.kernel(kernel, products.rf_gemm_int8_deferred)
+            for name in deferred
+            if library.has(kernel := f"rf_gemm_int8_deferred_ahead_{name}")
+        }
+        is_long = bool(self._ahead) and geometry.streams_row(hidden_size)
+        self._early_rows = _EARLY_LONG_ROWS if is_long else _EARLY_ROWS
         self._streamed = {
             name: library.kernel(kernel, products.rf_gemm_int8)
             for name in used
@@ -55,11 +84,24 @@ class Int8Products:
         """Returns whether so many rows are multiplied here of those that GEMV takes too."""
         least = self._geometry.matrix_rows
         if matrix.format.name in _EARLY_FORMATS:
-            least = min(least, _EARLY_ROWS)
+            least = min(least, self._early_rows)
         return (
             0 < least <= rows * self._forms.slices
             and matrix.format.is_quantised
             and matrix.quant_blocks >= MATRIX_QUANT_BLOCKS
+        )
+
+    def completes(self, rows: int, matrix: Matrix) -> bool:
+        """Returns whether so many rows, of one slice, may be norms that are completed here."""
+        return rows <= _WIDE_ROWS[0] and self._forms.slices == 1 and self.is_for(rows, matrix)
+
+    def defers(self, rows: int, matrix: Matrix) -> bool:
+        """Returns whether such a product may be added, and the norms of the sums left for later."""
+        return (
+            self.completes(rows, matrix)
+            and matrix.format.name in self._deferred
+            and matrix.out_features % QUANT_BLOCK == 0
+            and not self._streams(rows, matrix)
         )
 
     def is_for_more(self, x: Activation, matrix: Matrix) -> bool:
@@ -98,6 +140,7 @@ class Int8Products:
         q, scale = self._forms.int8(x)
         name, int8_rows = matrix.format.name, x.rows * self._forms.slices
         streamed = self._streamed.get(name)
+        norm = (x.squares, x.eps) if is_norm_later(x) else (None, 0.0)
         if streamed is not None and self._streams(int8_rows, matrix):
             kernel = streamed
             blocks = min(self._geometry.compute_units, matrix.stored_rows // GEMV_OUTPUTS)
@@ -123,5 +166,41 @@ class Int8Products:
             out_features=matrix.out_features,
             quant_blocks=matrix.quant_blocks,
             activation=gate,
+            squares=norm[0],
+            eps=norm[1],
         )
         return out
+
+    def add_and_defer(self, product: UnmadeProduct, out: NormLater) -> None:
+        """Adds a product to the residual, whose norms are left for what reads them.
+
+        Args:
+            product: Of `defers`; what to make first.
+            out: The norms; their residual, float32 [rows, features], becomes the sum.
+        """
+        matrix, features = product.part.matrix, product.features
+        assert (out.rows, out.features) == (product.rows, features)
+        q, scale = self._forms.int8(product.x)
+        # As many waves have a part of K each as in `multiply`, so that all bits are the same.
+        name = matrix.format.name
+        kernel, side_by_side = self._deferred[name], _SIDE_BY_SIDE
+        if name in self._ahead and matrix.quant_blocks % MATRIX_QUANT_BLOCKS == 0:
+            kernel, side_by_side = self._ahead[name], 1
+        if self._geometry.has_wide_blocks(matrix.stored_rows):
+            threads = self._wide[name, _WIDE_ROWS[0]].max_threads // _SIDE_BY_SIDE
+        else:
+            threads = self._geometry.matrix_threads(matrix.stored_rows, matrix.format.block_size)
+        kernel.launch(
+            (features // QUANT_BLOCK, 1, 1),
+            side_by_side * threads,
+            weight=matrix.data,
+            q=q,
+            scale=scale,
+            bias=optional_vector(product.bias, features),
+            rows=product.rows,
+            out_features=features,
+            quant_blocks=matrix.quant_blocks,
+            residual=f32_of(out.residual),
+            norm_weight=vector_of(out.weight, features),
+            **out.parts(),
+        )

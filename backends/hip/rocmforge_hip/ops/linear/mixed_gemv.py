@@ -6,8 +6,7 @@ One launch multiplies with matrices of different formats, or rounds or norms wha
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, TypeGuard
+from typing import Any, Final, NamedTuple
 
 from rocmforge_hip.device.constants import QUANT_BLOCK
 from rocmforge_hip.device.kernel import Kernel
@@ -24,6 +23,7 @@ from rocmforge_hip.ops.linear.gemv import (
     gemv_threads,
     most_rows,
 )
+from rocmforge_hip.ops.linear.later import NormLater, UnmadeProduct, is_norm_later
 from rocmforge_hip.ops.linear.streamed_gemv import StreamedGemv
 from rocmforge_hip.ops.operands import empty, f32_of, optional_vector, vector_of
 from rocmforge_hip.weights.formats import FORMAT_NUMBERS, FORMATS, Matrix, MatrixPart, Weight
@@ -55,42 +55,6 @@ def _factor_of(matrix: Matrix, bias: Weight | None, out: Activation) -> _Factor:
         matrix.out_features,
         FORMAT_NUMBERS[matrix.format.name],
     )
-
-
-@dataclass(slots=True, eq=False, kw_only=True)
-class UnmadeProduct(Activation):
-    """A product that what adds it to the residual makes."""
-
-    x: Activation
-    part: MatrixPart
-    bias: Weight | None
-    post_norm: Weight | None = None  # what is added is the norm of the product
-    defers: bool = False  # whether the norm of the sum is left for what reads it, if that can be
-
-
-@dataclass(slots=True, eq=False, kw_only=True)
-class NormLater(Activation):
-    """A norm that what reads it completes (kernels/include/rf/gemv/deferred_norm.h).
-
-    Until somebody makes it, it has the int8 form alone, with scales that lack its factor.
-    """
-
-    residual: Activation  # what is normed
-    weight: Weight
-    squares: DeviceArray  # float32 [rows, features / QUANT_BLOCK]
-    eps: float
-    is_made: bool = False
-
-    def parts(self) -> dict[str, DeviceArray]:
-        """Returns what is left for the product that reads this, as arguments of kernels."""
-        assert self.q is not None
-        assert self.q_scale is not None
-        return {"normed_q": self.q, "normed_q_scale": self.q_scale, "squares": self.squares}
-
-
-def is_norm_later(x: Activation) -> TypeGuard[NormLater]:
-    """Returns whether this is a norm that nobody has made yet."""
-    return isinstance(x, NormLater) and not x.is_made
 
 
 class MixedGemvKernels:
@@ -261,20 +225,15 @@ class MixedGemvKernels:
         arrays = self._arena.product(part.product)
         return empty(arrays, rows, part.matrix.out_features, half=False)
 
-    def add_and_defer(
-        self, product: UnmadeProduct, residual: Activation, weight: Weight, eps: float
-    ) -> NormLater:
-        """Adds a product to the residual, and returns the norm of the sum for what reads it.
+    def add_and_defer(self, product: UnmadeProduct, out: NormLater) -> None:
+        """Adds a product of one row to the residual, whose norm is left for what reads it.
 
         Args:
             product: What to make first.
-            residual: float32 [rows, features]; becomes the sum.
-            weight: float32 [features].
-            eps: Of the norm.
+            out: The norm; its residual, float32 [1, features], becomes the sum.
         """
         matrix, features = product.part.matrix, product.features
-        assert (residual.rows, residual.features) == (product.rows, features)
-        out = self.norm_later(residual, weight, eps)
+        assert (out.rows, out.features) == (product.rows, features)
         q, scale = self._forms.int8(product.x)
         kernel, threads = self._deferred, TILES_AT_ONCE * gemv_threads(matrix.quant_blocks)
         if self._streamed is not None and self._streamed.takes_deferred(matrix):
@@ -290,11 +249,10 @@ class MixedGemvKernels:
             out_features=features,
             quant_blocks=matrix.quant_blocks,
             format=FORMAT_NUMBERS[matrix.format.name],
-            residual=f32_of(residual),
-            norm_weight=vector_of(weight, features),
+            residual=f32_of(out.residual),
+            norm_weight=vector_of(out.weight, features),
             **out.parts(),
         )
-        return out
 
     def norm_first(
         self, x: Activation, first: MatrixPart, second: MatrixPart, norm: Weight, eps: float
@@ -346,20 +304,6 @@ class MixedGemvKernels:
             **out.parts(),
         )
         return out, outs[0 if is_one else 1]
-
-    def norm_later(self, residual: Activation, weight: Weight, eps: float) -> NormLater:
-        """Returns the norm of the residual, whose first part is still to be written."""
-        rows, features = residual.rows, residual.features
-        assert self._arena.squares is not None
-        out = NormLater(
-            *(self._arena.normed, rows, features),
-            residual=residual,
-            weight=weight,
-            squares=self._arena.squares.first(rows, features // QUANT_BLOCK),
-            eps=eps,
-        )
-        self._forms.give_int8(out)
-        return out
 
     def make_and_norm(
         self,

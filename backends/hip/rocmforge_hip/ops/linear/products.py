@@ -24,13 +24,8 @@ from rocmforge_hip.ops.linear.forms import FormKernels
 from rocmforge_hip.ops.linear.gemm import GemmKernels
 from rocmforge_hip.ops.linear.gemv import GemvKernels
 from rocmforge_hip.ops.linear.int8_products import Int8Products
-from rocmforge_hip.ops.linear.mixed_gemv import (
-    MOST_MIXED,
-    MixedGemvKernels,
-    NormLater,
-    UnmadeProduct,
-    is_norm_later,
-)
+from rocmforge_hip.ops.linear.later import NormLater, UnmadeProduct, is_norm_later
+from rocmforge_hip.ops.linear.mixed_gemv import MOST_MIXED, MixedGemvKernels
 from rocmforge_hip.ops.linear.streamed_gemv import STREAMED, StreamedGemv
 from rocmforge_hip.ops.operands import optional_vector, part_of
 from rocmforge_hip.weights.formats import Matrix, MatrixPart, Weight
@@ -79,7 +74,8 @@ class LinearKernels:
         self._gemv = GemvKernels(library, of_gemv, self.forms)
         streamed = StreamedGemv.of(library, geometry) if of_gemv & STREAMED else None
         self._mixed = MixedGemvKernels(library, arena, of_gemv, self._gemv, self.forms, streamed)
-        self._int8 = Int8Products(library, geometry, of_gemv, self.forms)
+        hidden_size = QUANT_BLOCK * arena.squares.shape[1] if arena.squares is not None else 0
+        self._int8 = Int8Products(library, geometry, of_gemv, self.forms, hidden_size)
 
     def qkv(
         self,
@@ -156,9 +152,11 @@ class LinearKernels:
     ) -> Activation | None:
         """Returns a product that is to be added and normed, if a launch can do that, or None."""
         matrix = part.matrix
-        if part.product is None or not self._goes_through_mixed_gemv(x, matrix):
+        if part.product is None:
             return None
-        if defers and not self._mixed.defers(x.rows):
+        is_mixed = self._goes_through_mixed_gemv(x, matrix)
+        can_defer = self._mixed.defers(x.rows) if is_mixed else self._int8.defers(x.rows, matrix)
+        if not (can_defer if defers else is_mixed):
             return None
         arrays = self._arena.product(part.product)
         return UnmadeProduct(
@@ -180,12 +178,34 @@ class LinearKernels:
     def add_and_defer(
         self, product: UnmadeProduct, residual: Activation, weight: Weight, eps: float
     ) -> NormLater:
-        """Does with what `later` returned as `MixedGemvKernels.add_and_defer` says."""
-        return self._mixed.add_and_defer(product, residual, weight, eps)
+        """Adds what `later` returned to the residual, and returns the norms for what reads them.
+
+        Args:
+            product: What to make first.
+            residual: float32 [rows, features]; becomes the sum.
+            weight: float32 [features].
+            eps: Of the norm.
+        """
+        out = self.norm_later(residual, weight, eps)
+        if self._goes_through_mixed_gemv(product.x, product.part.matrix):
+            self._mixed.add_and_defer(product, out)
+        else:
+            self._int8.add_and_defer(product, out)
+        return out
 
     def norm_later(self, residual: Activation, weight: Weight, eps: float) -> NormLater:
-        """Returns what `MixedGemvKernels.norm_later` does."""
-        return self._mixed.norm_later(residual, weight, eps)
+        """Returns the norm of the residual, whose first part is still to be written."""
+        rows, features = residual.rows, residual.features
+        assert self._arena.squares is not None
+        out = NormLater(
+            *(self._arena.normed, rows, features),
+            residual=residual,
+            weight=weight,
+            squares=self._arena.squares.first(rows, features // QUANT_BLOCK),
+            eps=eps,
+        )
+        self.forms.give_int8(out)
+        return out
 
     def norm_first(
         self, x: Activation, weights: tuple[Weight, Weight], norm: Weight, eps: float
@@ -202,7 +222,13 @@ class LinearKernels:
     def completes(self, x: Activation, weights: Sequence[Weight]) -> bool:
         """Returns whether `qkv` completes the norm that x is, multiplying with these matrices."""
         matrices = {part_of(weight).matrix for weight in weights}
+        if all(self._int8.completes(x.rows, matrix) for matrix in matrices):
+            return True
         return len(matrices) <= MOST_MIXED and self._are_mixed(x, matrices)
+
+    def completes_gated(self, x: Activation, part: MatrixPart) -> bool:
+        """Returns whether `multiply` completes the norm that x is, multiplying with gate and up."""
+        return self._int8.completes(x.rows, part.matrix)
 
     def mixes_row(self, x: Activation, matrices: Iterable[Matrix]) -> bool:
         """Returns whether x is one row of one slice, in kernels for several formats of them."""

@@ -28,10 +28,10 @@ MOST_SECONDS: Final = 0.5
 """After which no further size is measured, but for the first sizes of `_cases`."""
 _ROUNDS: Final = 3  # of all steps of a size in each variant
 # In this order, so that no wide gap is left where time ends early.
-_SIZES: Final[tuple[int, ...]] = (1, 16, 4, 64, 2, 8, 32)
+_SIZES: Final[tuple[int, ...]] = (1, 16, 8, 4, 64, 2, 32)
 _LONG_BLOCKS: Final = 128
 _LONGEST_BLOCKS: Final = 1024
-_LEAST_CASES: Final = 2  # one sequence, and so many that GEMV takes none of them
+_LEAST_CASES: Final = 3  # one sequence, and so many that no norm of them is left for later, or is
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
