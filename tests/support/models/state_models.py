@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from gguf.constants import GGMLQuantizationType
@@ -28,11 +28,13 @@ _SEEDS: Final = {
 _WIDER: Final = {"hidden_size": 256, "num_key_value_heads": 2}  # where this is of all heads
 
 
-def larger(model: TinyModel) -> TinyModel:
-    """The model in sizes that there are kernels for."""
+def larger(model: TinyModel, **changes: Any) -> TinyModel:
+    """The model in sizes that there are kernels for, and with changes of its configuration."""
     if model.hf_class in MAMBA_CLASSES:
-        return larger_mamba(model)
-    return larger_liquid(model) if model.name.startswith("lfm2") else larger_delta(model)
+        return larger_mamba(model, **changes)
+    if model.name.startswith("lfm2"):
+        return larger_liquid(model, **changes)
+    return larger_delta(model, **changes)
 
 
 def divisible(model: TinyModel) -> TinyModel:
@@ -56,11 +58,11 @@ def _cut(model: TinyModel) -> TinyModel:
     return larger_delta(model, delta_heads=(4, 16), **CUT)
 
 
-def with_layers(model: TinyModel, kinds: tuple[str, ...]) -> TinyModel:
+def with_layers(model: TinyModel, kinds: tuple[str, ...], **changes: Any) -> TinyModel:
     """The larger model with layers of these kinds."""
     name = "layers_block_type" if "layers_block_type" in model.config else "layer_types"
     config = model.config | {name: [*kinds], "num_hidden_layers": len(kinds)}
-    model = larger(replace(model, name=f"{model.name}-{len(kinds)}", config=config))
+    model = larger(replace(model, name=f"{model.name}-{len(kinds)}", config=config), **changes)
     if model.hf_class.startswith("Lfm2"):
         heads = np.array([int(kind == "full_attention") for kind in kinds], np.int32)
         model = replace(model, keys=model.keys | {"attention.head_count_kv": heads})

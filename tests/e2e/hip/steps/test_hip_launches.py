@@ -10,7 +10,9 @@ import pytest
 
 from rocmforge.backend.protocol import LoadOptions
 from rocmforge.backend.step import StepOutput
+from rocmforge_hip.load import loading
 from rocmforge_hip.ops.expert_layers import ExpertLayers
+from rocmforge_hip.ops.geometry import geometry_of
 from rocmforge_hip.ops.linear.gemm import GemmKernels
 from rocmforge_hip.ops.step.variants import VARIANTS
 from rocmforge_hip.run.runner import HipRunner
@@ -75,7 +77,10 @@ def prompted(runner: HipRunner, sequences: int) -> Driver:
     for first in range(0, sequences, 4):
         rows = range(first, min(first + 4, sequences))
         driver.run(
-            *(Chunk(tokens=PROMPT[: length(row)], blocks=[1 + row], wants=()) for row in rows)
+            *(
+                Chunk(tokens=PROMPT[: length(row)], blocks=[1 + row], wants=(), state_slot=row)
+                for row in rows
+            )
         )
     return driver
 
@@ -95,7 +100,13 @@ def decodes(driver: Driver, count: int) -> StepOutput:
         driver = prompted(runner_under(driver), count)
     return driver.run(
         *(
-            Chunk(tokens=[7 + row], start=length(row), blocks=[1 + row], wants=WANTS)
+            Chunk(
+                tokens=[7 + row],
+                start=length(row),
+                blocks=[1 + row],
+                wants=WANTS,
+                state_slot=row,
+            )
             for row in range(count)
         )
     )
@@ -104,7 +115,7 @@ def decodes(driver: Driver, count: int) -> StepOutput:
 def results(driver: Driver, counts: tuple[int, ...] = (1, 2, 4)) -> list[StepOutput]:
     """Steps of so many sequences.
 
-    On NVIDIA GPUs four go through int8 matrix instructions, which no variant changes.
+    On NVIDIA GPUs four go through int8 matrix instructions, whose launches are others.
     """
     few = runner_under(driver).info.device.target.startswith("sm_")
     return [decodes(driver, count) for count in counts if count < 4 or not few]
@@ -230,7 +241,80 @@ def added(
     return launches
 
 
+@pytest.fixture
+def int8_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets int8 matrix instructions multiply four rows, as they are measured to be faster."""
+    monkeypatch.setattr(
+        loading, "geometry_of", lambda device: replace(geometry_of(device), matrix_rows=4)
+    )
+
+
+def steps_of_four(runner: HipRunner) -> dict[str, tuple[int, tuple[bytes, bytes]]]:
+    """The launches and the results of a step of four decodes in each variant."""
+    found, driver = {}, prompted(runner, 4)
+    for variant in VARIANTS:
+        runner.variants = StepVariants.always(variant)
+        output = decodes(driver, 4)
+        assert output.cost is not None
+        assert output.logprobs is not None
+        results = output.token_ids.tobytes(), output.logprobs.tobytes()
+        found[variant] = output.cost.launches, results
+    return found
+
+
+@pytest.mark.usefixtures("int8_rows")
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        # Values have another type, which is a launch more.
+        ("llama", (11, 9, 9, 9, 7, 9)),
+        ("qwen3", (11, 9, 9, 9, 7, 9)),
+        # Norms lie between.
+        ("gemma3", (11, 9, 9, 9, 9, 11)),
+    ],
+)
+def test_launches_of_a_layer_on_int8_matrix_instructions(
+    stack: ExitStack, tmp_path: Path, name: str, expected: tuple[int, ...]
+) -> None:
+    """Of four tokens, in the order of `VARIANTS`."""
+    less, more = (steps_of_four(runner_of(stack, tmp_path, name, layers)) for layers in (1, 2))
+    launches = tuple(more[variant][0] - less[variant][0] for variant in VARIANTS)
+    assert launches == expected
+    assert len({results for _, results in more.values()}) == 1
+
+
+@pytest.mark.usefixtures("int8_rows")
+@pytest.mark.parametrize(
+    "name", ["olmo2", "gemma4", "gemma4-e", "qwen3moe", "dots1", "deepseek-v3"]
+)
+def test_variants_give_the_same_bits_on_int8_matrix_instructions(
+    stack: ExitStack, tmp_path: Path, name: str
+) -> None:
+    found = steps_of_four(runner_of(stack, tmp_path, name, 3))
+    assert len({results for _, results in found.values()}) == 1
+
+
 LINEAR, FULL = "linear_attention", "full_attention"
+
+
+@pytest.mark.usefixtures("int8_rows")
+@pytest.mark.parametrize(
+    ("name", "kinds"),
+    [
+        ("qwen35", (LINEAR, LINEAR, LINEAR, FULL, LINEAR)),
+        ("granitehybrid-dense", (LINEAR, FULL, LINEAR)),
+        ("nemotron_h", (LINEAR, "mlp", FULL, "mlp")),
+        ("lfm2", ("conv", FULL, "conv")),
+    ],
+)
+def test_variants_give_the_same_bits_with_states_on_int8_matrix_instructions(
+    stack: ExitStack, tmp_path: Path, name: str, kinds: tuple[str, ...]
+) -> None:
+    model = with_layers(by_name(name), kinds, hidden_size=256, intermediate_size=256)
+    path = write_states(model, tmp_path, "q8_0")
+    found = steps_of_four(load_hip(stack, path, OPTIONS))
+    assert len({results for _, results in found.values()}) == 1
+    assert found["deferred-plain"][0] < found["plain"][0]
 
 
 @pytest.mark.parametrize(
