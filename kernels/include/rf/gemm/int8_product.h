@@ -2,10 +2,11 @@
 //
 // Bound by reading W once, like GEMV, but a weight costs the same for one row of x and for eight. A
 // block computes 16 stored rows for all rows of x; its waves take turns along K. A wave takes a
-// step of K at a time: its lanes load the words of their own rows of W straight into the fragments,
-// and bring the step of x to LDS, in a place of its own. Where there are blocks enough, two waves
-// side by side bring it for both: then each block reads x for 32 stored rows, as every block reads
-// all of x, and so much from the cache takes as long as W does.
+// step of K at a time: its lanes take the words of their own rows of W straight into the fragments,
+// from registers (int8_gemm.h) or LDS (int8_ahead.h), and bring the step of x to LDS, in a place of
+// its own. Where there are blocks enough, two waves side by side bring it for both: then each block
+// reads x for 32 stored rows, as every block reads all of x, and so much from the cache takes as
+// long as W does.
 #pragma once
 
 #include "rf/linear.h"
