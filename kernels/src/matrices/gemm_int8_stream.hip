@@ -20,15 +20,15 @@
       const rf::ActScale* __restrict__ scale, const float* __restrict__ bias, float* out,      \
       rf::half* out_half, int rows, int slices, int out_features, int quant_blocks,            \
       int activation, const float* __restrict__ squares, float eps) {                          \
-    const rf::StreamArguments arguments{weight,                                                \
-                                        q,                                                     \
-                                        scale,                                                 \
-                                        {squares, eps},                                        \
-                                        rows,                                                  \
-                                        slices,                                                \
-                                        quant_blocks,                                          \
-                                        {out_features, activation},                            \
-                                        {bias, out, out_half}};                                \
+    const rf::Int8Arguments arguments{weight,                                                  \
+                                      q,                                                       \
+                                      scale,                                                   \
+                                      {squares, eps},                                          \
+                                      rows,                                                    \
+                                      slices,                                                  \
+                                      quant_blocks,                                            \
+                                      {out_features, activation},                              \
+                                      {bias, out, out_half}};                                  \
     RF_RUN(Format);                                                                            \
   }
 RF_FORMATS(RF_GEMM_INT8_STREAM)

@@ -25,7 +25,6 @@ from tests.support.operands.linear import (
 )
 
 EPS = 1e-3  # so large that it counts
-Bytes = list[bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +65,6 @@ class _Sum:
         residual = device.upload(old, "residual")
         q = device.empty((rows, features), np.int8, "q")
         scale = device.empty((rows, features // 32), SCALE_DTYPE, "scale")
-        stored_rows, quant_blocks = self.layer.stored_rows, self.layer.quant_blocks
         if defers:
             squares = device.empty((rows, features // 32), np.float32, "squares")
             kernel, side_by_side = f"rf_gemm_int8_deferred_{name}", 2
@@ -75,7 +73,7 @@ class _Sum:
             alone = device.max_threads(f"rf_gemm_int8_wide_{name}_r8") // 2
             device.launch(
                 kernel,
-                *(*product, rows, features, quant_blocks),
+                *(*product, rows, features, self.layer.quant_blocks),
                 *(residual, weight, q, scale, squares),
                 grid=features // 32,
                 block=side_by_side * (alone if self.wide else self.block),
@@ -89,7 +87,6 @@ class _Sum:
             grid=rows,
             block=norm_threads(features),
         )
-        assert stored_rows % 32 == 0
         return residual, _Norms(q, scale, None)
 
 

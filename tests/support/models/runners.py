@@ -6,6 +6,7 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 
 from rocmforge.backend.protocol import LoadOptions, Runner
+from rocmforge.backend.step import StepOutput
 from rocmforge_hip.backend import create as create_hip
 from rocmforge_hip.run.runner import HipRunner
 from rocmforge_reference.backend import create as create_reference
@@ -23,3 +24,9 @@ def load_hip(stack: ExitStack, model: Path, options: LoadOptions = SMALL) -> Hip
 def load_reference(stack: ExitStack, model: Path, options: LoadOptions = SMALL) -> Runner:
     """Any model on the reference backend."""
     return stack.enter_context(closing(load_file(create_reference(), model, options)))
+
+
+def bits(output: StepOutput) -> tuple[bytes, bytes]:
+    """The tokens of a step and their log-probabilities, to be compared to the last bit."""
+    assert output.logprobs is not None
+    return output.token_ids.tobytes(), output.logprobs.tobytes()

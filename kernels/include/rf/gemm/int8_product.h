@@ -9,9 +9,8 @@
 // long as W does.
 #pragma once
 
-#include "rf/linear.h"
+#include "rf/gemm/int8_arguments.h"
 #include "rf/mma/mma_int8.h"
-#include "rf/norms/deferred_rows.h"
 #include "rf/weights/formats.h"
 
 namespace rf {
@@ -20,20 +19,6 @@ inline constexpr int kInt8Threads = 256;
 inline constexpr int kInt8Waves = kInt8Threads / kWave;
 inline constexpr int kInt8WideWaves = 4;
 inline constexpr int kInt8WideThreads = kInt8WideWaves * kWave;
-
-struct Int8Arguments {
-  const uint8_t* weight;
-  const int8_t* q;
-  const ActScale* scale;
-  DeferredNorm norm;
-  int rows;
-  int slices;
-  int quant_blocks;
-  Outputs outputs;
-  Result result;
-
-  __device__ __forceinline__ int x_rows() const { return rows * slices; }
-};
 
 // What codes of a format, less kZero, are multiplied with as signed bytes.
 template <class Format>

@@ -6,10 +6,9 @@
 // so is read once by each multiprocessor, and not by each 32 stored rows.
 #pragma once
 
+#include "rf/gemm/int8_arguments.h"
 #include "rf/gemm/streamed_weights.h"
-#include "rf/linear.h"
 #include "rf/mma/mma_int8.h"
-#include "rf/norms/deferred_rows.h"
 #include "rf/weights/formats.h"
 
 namespace rf {
@@ -18,18 +17,6 @@ inline constexpr int kStreamRows = 8;           // of x, in all slices together,
 inline constexpr int kStreamQuantBlocks = 224;  // of a row, at most
 inline constexpr int kStreamWaves = 28;
 inline constexpr int kStreamThreads = kStreamWaves * 32;
-
-struct StreamArguments {
-  const uint8_t* weight;
-  const int8_t* q;
-  const ActScale* scale;
-  DeferredNorm norm;
-  int rows;
-  int slices;
-  int quant_blocks;
-  Outputs outputs;
-  Result result;
-};
 
 #if RF_WARPGROUPS
 
@@ -41,8 +28,8 @@ class StreamedActivations {
 
  public:
   // Rows beyond the last are the last again.
-  __device__ __forceinline__ void bring(const StreamArguments& x) {
-    const int last = x.rows * x.slices - 1;
+  __device__ __forceinline__ void bring(const Int8Arguments& x) {
+    const int last = x.x_rows() - 1;
     // A thread has the same row of each quant block.
     static_assert(kStreamThreads % kRows == 0);
     float completed = 1.0f;
@@ -117,7 +104,7 @@ class Int8Stream {
     alignas(16) uint8_t stages[kStreamWaves][kStages][Weights::kBytes];
   };
 
-  static __device__ __forceinline__ void run(const StreamArguments& arguments, Lds& lds) {
+  static __device__ __forceinline__ void run(const Int8Arguments& arguments, Lds& lds) {
     const int stored_rows = arguments.outputs.stored_rows();
     const int super_blocks = arguments.quant_blocks / 8;
     // Each block takes as many tiles as the others, or one more.
@@ -225,7 +212,7 @@ class Int8Stream {
   // Adds up what the waves of a tile, from `first_wave` on, and the slices have, and writes its
   // columns, if there are such.
   static __device__ __forceinline__ void finish(Lds& lds, const Sums& sums,
-                                                const StreamArguments& arguments, int tile,
+                                                const Int8Arguments& arguments, int tile,
                                                 bool is_present, int k_waves, int first_wave) {
     const int wave = uniform(wave_id());
     const auto wait = [&]() __attribute__((always_inline)) {

@@ -22,7 +22,7 @@ from tests.data.models.text.tiny_gemma4 import sized_gemma4
 from tests.data.models.text.tiny_models import PROMPT, by_name
 from tests.support.models.hip import fitting, quantized, write_quantized
 from tests.support.models.options import SMALL
-from tests.support.models.runners import load_hip
+from tests.support.models.runners import bits, load_hip
 from tests.support.models.state_models import with_layers, write_states
 
 pytestmark = pytest.mark.usefixtures("short_splits")
@@ -218,7 +218,7 @@ def added(
     runners: list[HipRunner], variants: tuple[str, ...], counts: tuple[int, ...]
 ) -> dict[str, int]:
     """What the second model takes beyond the first; all variants give the same bits."""
-    launches, bits = {}, {}
+    launches, same_bits = {}, {}
     drivers = [prompted(runner, max(counts)) for runner in runners]
     for variant in variants:
         found = []
@@ -227,17 +227,13 @@ def added(
             outputs = results(driver, counts)
             found.append([output.cost.launches for output in outputs if output.cost is not None])
         launches[variant], *others = (more - less for less, more in zip(*found, strict=True))
-        # Norms of several tokens are not left for later.
+        # Norms of several tokens that GEMV multiplies are not left for later.
         same = launches["rounded" if VARIANTS[variant].defers_norms else variant]
         if variant == "deferred-plain":
             same += launches["plain"] - launches["fused"]
         assert set(others) <= {same}
-        bits[variant] = [
-            (output.token_ids.tobytes(), output.logprobs.tobytes())
-            for output in outputs
-            if output.logprobs is not None
-        ]
-    assert all(each == bits["plain"] for each in bits.values())
+        same_bits[variant] = list(map(bits, outputs))
+    assert all(each == same_bits["plain"] for each in same_bits.values())
     return launches
 
 
@@ -256,9 +252,7 @@ def steps_of_four(runner: HipRunner) -> dict[str, tuple[int, tuple[bytes, bytes]
         runner.variants = StepVariants.always(variant)
         output = decodes(driver, 4)
         assert output.cost is not None
-        assert output.logprobs is not None
-        results = output.token_ids.tobytes(), output.logprobs.tobytes()
-        found[variant] = output.cost.launches, results
+        found[variant] = output.cost.launches, bits(output)
     return found
 
 
@@ -364,13 +358,7 @@ def test_layers_with_experts_give_the_same_bits(
     driver = prompted(runner, 4)
     for variant in ("plain", "fewest"):
         runner.variants = StepVariants.always(variant)
-        found.append(
-            [
-                (output.token_ids.tobytes(), output.logprobs.tobytes())
-                for output in results(driver)
-                if output.logprobs is not None
-            ]
-        )
+        found.append(list(map(bits, results(driver))))
     assert found[0] == found[1]
 
 
@@ -392,9 +380,8 @@ def test_norms_add_up_the_splits_of_products(
         sizes = {"num_attention_heads": 8, "intermediate_size": 512}
         runner = runner_of(stack, tmp_path, name, 3, options, **sizes)
         output = decodes(prompted(runner, 20), 20)
-        assert output.logprobs is not None
         assert output.cost is not None
-        found.append((output.token_ids.tobytes(), output.logprobs.tobytes()))
+        found.append(bits(output))
         launches.append(output.cost.launches)
     assert found[0] == found[1]
     assert launches[0] < launches[1]
@@ -424,13 +411,7 @@ def test_norms_add_up_what_experts_made(
         outputs = [decodes(driver, count) for count in (8, 16)]
         outputs.append(driver.run(Chunk(tokens=PROMPT, blocks=[1, 2], wants=every)))
         launches.append([output.cost.launches for output in outputs if output.cost is not None])
-        found.append(
-            [
-                (output.token_ids.tobytes(), output.logprobs.tobytes())
-                for output in outputs
-                if output.logprobs is not None
-            ]
-        )
+        found.append(list(map(bits, outputs)))
     assert len(found[0]) == len(launches[0]) == 3
     assert found[0] == found[1]
     assert [more - less for less, more in zip(*launches, strict=True)] == [layers] * 3

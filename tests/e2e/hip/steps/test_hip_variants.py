@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from rocmforge.backend.protocol import LoadOptions
-from rocmforge.backend.step import StepOutput
 from rocmforge_hip.device.kernel import Kernel
 from rocmforge_hip.load import loading
 from rocmforge_hip.ops.step.variants import VARIANTS
@@ -23,7 +22,7 @@ from tests.data.models.text.tiny_models import PROMPT, by_name
 from tests.data.models.text.tiny_recurrent import larger_delta
 from tests.support.models.hip import fitting
 from tests.support.models.options import SMALL
-from tests.support.models.runners import load_hip
+from tests.support.models.runners import bits, load_hip
 from tests.support.models.state_models import larger, write_states
 
 pytestmark = pytest.mark.usefixtures("short_splits")
@@ -44,11 +43,6 @@ def measuring(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyP
     monkeypatch.setattr(variants, "MOST_SECONDS", 1000.0)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return monkeypatch
-
-
-def bits(output: StepOutput) -> tuple[bytes, bytes]:
-    assert output.logprobs is not None
-    return output.token_ids.tobytes(), output.logprobs.tobytes()
 
 
 def decodes(runner: HipRunner) -> dict[str, list[tuple[bytes, bytes]]]:

@@ -656,35 +656,37 @@ def test_norms_of_few_rows_that_are_left_for_later_are_checked(
     mistake: Callable[[Launch, dict[str, Any]], None],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(
-        workbench, "geometry_of", lambda device: Geometry(device.compute_units, matrix_rows=1)
-    )
     group = next(
         group
         for group in all_groups()
         if any((case.op, case.name) == ("completed norm", "q4_k, 8 rows") for case in group.cases)
     )
-    chosen = cases_of(group, "completed norm")
-    found = find_devices(select_platform())[0]
-    assert all(check.passed for check in run_group(found, chosen))
-    change_launches(monkeypatch, kernels, mistake)
-    assert not any(check.passed for check in run_group(found, chosen))
+    check_finds(monkeypatch, cases_of(group, "completed norm"), kernels, mistake)
 
 
 def check_int8_products(
     monkeypatch: pytest.MonkeyPatch, op: str, kernels: str, *, wide_blocks: int
 ) -> None:
     """Checks that cases of q4_k pass with int8 matrix instructions, and not without `kernels`."""
-    monkeypatch.setattr(
-        workbench, "geometry_of", lambda device: Geometry(device.compute_units, matrix_rows=1)
-    )
     group = next(
         group
         for group in all_groups()
         if (group.recipe.format, group.recipe.least_wide_blocks) == ("q4_k", wide_blocks)
     )
-    chosen = cases_of(group, op)
+    check_finds(monkeypatch, cases_of(group, op), kernels, do_nothing)
+
+
+def check_finds(
+    monkeypatch: pytest.MonkeyPatch,
+    chosen: Group,
+    kernels: str,
+    mistake: Callable[[Launch, dict[str, Any]], None],
+) -> None:
+    """Checks that cases pass with int8 matrix instructions, and none with a mistake in kernels."""
+    monkeypatch.setattr(
+        workbench, "geometry_of", lambda device: Geometry(device.compute_units, matrix_rows=1)
+    )
     found = find_devices(select_platform())[0]
     assert all(check.passed for check in run_group(found, chosen))
-    change_launches(monkeypatch, kernels, do_nothing)
+    change_launches(monkeypatch, kernels, mistake)
     assert not any(check.passed for check in run_group(found, chosen))

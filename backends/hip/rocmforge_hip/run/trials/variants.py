@@ -31,7 +31,8 @@ _ROUNDS: Final = 3  # of all steps of a size in each variant
 _SIZES: Final[tuple[int, ...]] = (1, 16, 8, 4, 64, 2, 32)
 _LONG_BLOCKS: Final = 128
 _LONGEST_BLOCKS: Final = 1024
-_LEAST_CASES: Final = 3  # one sequence, and so many that no norm of them is left for later, or is
+_LEAST_CASES: Final = 3
+"""One sequence, as many as no kernel leaves norms of for later, and as many as some do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
