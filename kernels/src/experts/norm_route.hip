@@ -154,7 +154,7 @@ __device__ __forceinline__ void sum_logit(const float* x, const float* weight, c
 // [experts, hidden_size], makes of the norm of x with this weight: the bits of
 // rf_add_rms_norm_logits. Grid: experts, block as there.
 extern "C" __global__ __launch_bounds__(rf::kNormRouteThreads) void rf_sum_logits(
-    const float* __restrict__ x, const float* __restrict__ weight, const float* __restrict__ router,
+    const float* __restrict__ x, const float* RF_EARLY weight, const float* RF_EARLY router,
     float* logits, int hidden_size, float eps) {
   const int64_t expert = blockIdx.x;
   rf::sum_logit(x, weight, router + expert * hidden_size, logits + expert, hidden_size, eps);

@@ -11,7 +11,7 @@
 #define RF_GEMV(name, Format, kRows)                                                              \
   extern "C" __global__ __launch_bounds__(rf::kGemvThreads,                                       \
                                           rf::kGemvBlocks<rf::Format, kRows>) void                \
-      rf_gemv_##name##_r##kRows(const uint8_t* __restrict__ weight, const int8_t* __restrict__ q, \
+      rf_gemv_##name##_r##kRows(const uint8_t* RF_EARLY weight, const int8_t* __restrict__ q,     \
                                 const rf::ActScale* __restrict__ scale,                           \
                                 const float* __restrict__ bias, float* out, int rows, int slices, \
                                 int out_features, int quant_blocks, int activation) {             \

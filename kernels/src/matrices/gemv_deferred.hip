@@ -10,7 +10,7 @@
 // squares: [out_features / 32], of the sum (deferred_norm.h). out_features is a multiple of 32.
 // Grid: out_features / 32, block twice that of rf_gemv_<format>_r1.
 extern "C" __global__ __launch_bounds__(rf::kDeferredBound) void rf_gemv_deferred(
-    const uint8_t* __restrict__ weight, const int8_t* __restrict__ q,
+    const uint8_t* RF_EARLY weight, const int8_t* __restrict__ q,
     const rf::ActScale* __restrict__ scale, const float* __restrict__ bias, int out_features,
     int quant_blocks, int format, float* residual, const float* __restrict__ norm_weight,
     int8_t* normed_q, rf::ActScale* normed_q_scale, float* squares) {
@@ -36,13 +36,13 @@ extern "C" __global__ __launch_bounds__(rf::kDeferredBound) void rf_gemv_deferre
 // 32, is left for what reads it: normed_q, normed_q_scale and squares are of these. Grid: the
 // stored rows of both matrices / 32, block twice that of rf_gemv_mixed_r1.
 extern "C" __global__ __launch_bounds__(rf::kDeferredBound) void rf_gemv_deferred_first(
-    const uint8_t* __restrict__ first_weight, const float* __restrict__ first_bias,
-    float* first_out, int first_out_features, int first_format,
-    const uint8_t* __restrict__ second_weight, const float* __restrict__ second_bias,
-    float* second_out, int second_out_features, int second_format, const int8_t* __restrict__ q,
-    const rf::ActScale* __restrict__ scale, int quant_blocks, const float* __restrict__ completed,
-    float completed_eps, int normed_columns, const float* __restrict__ norm_weight,
-    int8_t* normed_q, rf::ActScale* normed_q_scale, float* squares) {
+    const uint8_t* RF_EARLY first_weight, const float* __restrict__ first_bias, float* first_out,
+    int first_out_features, int first_format, const uint8_t* RF_EARLY second_weight,
+    const float* __restrict__ second_bias, float* second_out, int second_out_features,
+    int second_format, const int8_t* __restrict__ q, const rf::ActScale* __restrict__ scale,
+    int quant_blocks, const float* __restrict__ completed, float completed_eps, int normed_columns,
+    const float* __restrict__ norm_weight, int8_t* normed_q, rf::ActScale* normed_q_scale,
+    float* squares) {
   __shared__ rf::DeferredParts<> parts;
   const int tiles = rf::Outputs{first_out_features, rf::kNotGated}.stored_rows() / rf::kActBlock;
   const bool is_first = static_cast<int>(blockIdx.x) < tiles;

@@ -24,7 +24,7 @@ __device__ __forceinline__ void gemv_gated(const uint8_t* weight, int format, X&
 // 32. Grid: out_features / 32.
 #define RF_GEMV_GATED(kRows)                                                                      \
   extern "C" __global__ __launch_bounds__(rf::kGemvThreads) void rf_gemv_gated_r##kRows(          \
-      const uint8_t* __restrict__ weight, const int8_t* __restrict__ q,                           \
+      const uint8_t* RF_EARLY weight, const int8_t* __restrict__ q,                               \
       const rf::ActScale* __restrict__ scale, float* out_f32, rf::half* out_f16, int8_t* out_q,   \
       rf::ActScale* out_q_scale, int32_t out_q_lo_offset, int rows, int slices, int out_features, \
       int quant_blocks, int activation, int format) {                                             \
@@ -41,7 +41,7 @@ RF_GEMV_GATED(8)
 // deferred_norm.h.
 extern "C" __global__ __launch_bounds__(
     rf::kGemvThreads,
-    rf::kGatedBlocks) void rf_gemv_deferred_gated(const uint8_t* __restrict__ weight,
+    rf::kGatedBlocks) void rf_gemv_deferred_gated(const uint8_t* RF_EARLY weight,
                                                   const int8_t* __restrict__ q,
                                                   const rf::ActScale* __restrict__ scale,
                                                   float* out_f32, rf::half* out_f16, int8_t* out_q,

@@ -47,11 +47,11 @@ __device__ __forceinline__ void gemv_mixed(const MixedMatrix& first, const Mixed
 // Grid: the stored rows of all of them / 16, block 64 to 256.
 #define RF_GEMV_MIXED(kRows)                                                                    \
   extern "C" __global__ __launch_bounds__(rf::kGemvThreads) void rf_gemv_mixed_r##kRows(        \
-      const uint8_t* __restrict__ first_weight, const float* __restrict__ first_bias,           \
+      const uint8_t* RF_EARLY first_weight, const float* __restrict__ first_bias,               \
       float* first_out, int first_out_features, int first_format,                               \
-      const uint8_t* __restrict__ second_weight, const float* __restrict__ second_bias,         \
+      const uint8_t* RF_EARLY second_weight, const float* __restrict__ second_bias,             \
       float* second_out, int second_out_features, int second_format,                            \
-      const uint8_t* __restrict__ third_weight, const float* __restrict__ third_bias,           \
+      const uint8_t* RF_EARLY third_weight, const float* __restrict__ third_bias,               \
       float* third_out, int third_out_features, int third_format, const int8_t* __restrict__ q, \
       const rf::ActScale* __restrict__ scale, int rows, int slices, int quant_blocks) {         \
     const rf::Activations x{q, scale, rows, slices, quant_blocks};                              \
@@ -68,11 +68,10 @@ RF_GEMV_MIXED(8)
 // The same for one row, of one slice, whose norm was left for this launch. squares, eps: see
 // deferred_norm.h.
 extern "C" __global__ __launch_bounds__(rf::kGemvThreads) void rf_gemv_deferred_mixed(
-    const uint8_t* __restrict__ first_weight, const float* __restrict__ first_bias,
-    float* first_out, int first_out_features, int first_format,
-    const uint8_t* __restrict__ second_weight, const float* __restrict__ second_bias,
-    float* second_out, int second_out_features, int second_format,
-    const uint8_t* __restrict__ third_weight, const float* __restrict__ third_bias,
+    const uint8_t* RF_EARLY first_weight, const float* __restrict__ first_bias, float* first_out,
+    int first_out_features, int first_format, const uint8_t* RF_EARLY second_weight,
+    const float* __restrict__ second_bias, float* second_out, int second_out_features,
+    int second_format, const uint8_t* RF_EARLY third_weight, const float* __restrict__ third_bias,
     float* third_out, int third_out_features, int third_format, const int8_t* __restrict__ q,
     const rf::ActScale* __restrict__ scale, int quant_blocks, const float* __restrict__ squares,
     float eps) {

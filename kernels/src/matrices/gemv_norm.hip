@@ -24,7 +24,7 @@ __device__ __forceinline__ void gemv_norm(const uint8_t* weight, int format, con
 // scale_of_sum and norm_weight: as of rf_add_rms_norm. squares: scratch, [rows, out_features / 32].
 #define RF_GEMV_NORM(kRows)                                                                    \
   extern "C" __global__ __launch_bounds__(rf::kGemvThreads) void rf_gemv_norm_r##kRows(        \
-      const uint8_t* __restrict__ weight, const int8_t* __restrict__ q,                        \
+      const uint8_t* RF_EARLY weight, const int8_t* __restrict__ q,                            \
       const rf::ActScale* __restrict__ scale, const float* __restrict__ bias, float* out,      \
       int rows, int slices, int out_features, int quant_blocks, int format, uint32_t* arrived, \
       float* residual, const float* __restrict__ post_weight,                                  \

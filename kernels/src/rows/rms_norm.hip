@@ -3,7 +3,7 @@
 
 // x: f32 [rows, hidden_size], rows stride apart (a multiple of 4). weight: f32. Grid: (rows).
 extern "C" __global__ __launch_bounds__(1024) void rf_rms_norm(
-    const float* __restrict__ x, const float* __restrict__ weight, float* __restrict__ out_f32,
+    const float* __restrict__ x, const float* RF_EARLY weight, float* __restrict__ out_f32,
     rf::half* __restrict__ out_f16, int8_t* __restrict__ out_q,
     rf::ActScale* __restrict__ out_q_scale, int32_t out_q_lo_offset, int64_t stride,
     int32_t hidden_size, float eps) {
@@ -21,7 +21,7 @@ extern "C" __global__ __launch_bounds__(1024) void rf_rms_norm(
 extern "C" __global__ __launch_bounds__(1024) void rf_add_rms_norm(
     const float* __restrict__ delta, float* __restrict__ residual,
     const float* __restrict__ post_weight, const float* __restrict__ scale,
-    const float* __restrict__ weight, float* __restrict__ out_f32, rf::half* __restrict__ out_f16,
+    const float* RF_EARLY weight, float* __restrict__ out_f32, rf::half* __restrict__ out_f16,
     int8_t* __restrict__ out_q, rf::ActScale* __restrict__ out_q_scale, int32_t out_q_lo_offset,
     int32_t hidden_size, float eps) {
   rf::rms_norm<true>(blockIdx.x, rf::WholeRows{delta}, {residual, residual, post_weight, scale},
@@ -37,7 +37,7 @@ extern "C" __global__ __launch_bounds__(1024) void rf_add_rms_norm(
 extern "C" __global__ __launch_bounds__(rf::kMostSplitsThreads) void rf_add_splits_rms_norm(
     const float* __restrict__ partial, const float* __restrict__ bias, float* __restrict__ residual,
     const float* __restrict__ post_weight, const float* __restrict__ scale,
-    const float* __restrict__ weight, float* __restrict__ out_f32, rf::half* __restrict__ out_f16,
+    const float* RF_EARLY weight, float* __restrict__ out_f32, rf::half* __restrict__ out_f16,
     int8_t* __restrict__ out_q, rf::ActScale* __restrict__ out_q_scale, int32_t out_q_lo_offset,
     int32_t splits, int32_t hidden_size, float eps) {
   const int64_t stride = static_cast<int64_t>(RF_GRID_SIZE(x)) * hidden_size;

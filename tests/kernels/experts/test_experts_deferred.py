@@ -166,14 +166,14 @@ class Case:
         matrices = upload_experts(device, packed, scattered=self.scattered)
         forms = outs[0], None, outs[1], outs[2], 0
         sizes = INNER, self.features // 32, self.activation
-        grid = rows * pairs, -(-INNER // (64 if self.activation == SQUARED_RELU else 32))
+        blocks = -(-INNER // (64 if self.activation == SQUARED_RELU else 32))
         choice = bias, selection, scales, chosen, weights, rule.num_experts, *of_rule
         if chooses:
             device.launch(
                 f"rf_experts_choose_gate_up_{self.name}",
                 *(*matrices, q, scale, *biases, *forms, packed[0].nbytes, rows, *sizes),
                 *(squares, EPS, logits, *choice),
-                grid=grid,
+                grid=(rows * pairs, blocks + 1),
                 block=256,
             )
         else:
@@ -187,7 +187,7 @@ class Case:
                 f"rf_experts_gate_up_{self.name}_s1",
                 *(*matrices, q, scale, chosen, *biases, *forms, packed[0].nbytes),
                 *(rows, pairs, *sizes),
-                grid=grid,
+                grid=(rows * pairs, blocks),
                 block=256,
             )
         return [chosen, weights, *outs]

@@ -45,7 +45,10 @@ class ExpertKernels:
         self.pairs = PairKernels(*of_experts)
         self.groups = GroupKernels(*of_experts, resources.geometry, self.pair_sums)
         self.shared = SharedKernels(*of_experts, self.pairs)
-        self.deferred = DeferredExperts(library, products, self.pairs, resources.expert_formats)
+        self.deferred = DeferredExperts(
+            *(library, resources.geometry, products),
+            *(self.pairs, resources.expert_formats),
+        )
         self.beside = None
         if arena.experts is not None and arena.experts.mixed is not None:
             self.beside = BesideKernels(

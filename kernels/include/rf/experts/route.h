@@ -12,6 +12,15 @@ __device__ __forceinline__ uint32_t in_order(float x) {
   return bits >> 31 ? ~bits : bits | 1u << 31;
 }
 
+// The largest of the lanes' values.
+__device__ __forceinline__ uint32_t wave_highest(uint32_t value) {
+#if RF_NVIDIA
+  return __nvvm_redux_sync_umax(value, kAllLanes);
+#else
+  return wave_reduce(value, [](uint32_t a, uint32_t b) { return a > b ? a : b; });
+#endif
+}
+
 // How many of `count` keys come before key `index`: larger ones, and the equal ones before it. Keys
 // are aligned to 16 bytes, those beyond, up to a multiple of four, are 0.
 __device__ __forceinline__ int rank_of(const uint32_t* keys, int index, int count) {
@@ -60,8 +69,8 @@ class RouteChoice {
     alignas(16) uint32_t keys[kMostExperts];
     alignas(16) uint32_t group_keys[kMostExperts];
     union {
-      float scores[kMostExperts];                         // until groups are chosen
-      alignas(16) uint32_t candidates[kMostExperts + 4];  // the best of each wave, wave by wave
+      float scores[kMostExperts];  // until groups are chosen
+      float values[kMostExperts];  // what the function makes of logits
     };
     int chosen[kMostExperts];
     float picked[kMostExperts];
@@ -72,8 +81,31 @@ class RouteChoice {
 
   // Does it all for one token: its logits, and where its experts and their weights go.
   __device__ __forceinline__ void run(const float* logits, int32_t* chosen, float* weights) {
-    choose<true>(own_logit(logits));
+    offer<true>(own_logit(logits));
+    if (wave_id() == 0) {
+      best(rule_.num_chosen, [&](int rank, int expert) {
+        lds_.chosen[rank] = expert;
+        lds_.picked[rank] = lds_.values[expert];
+      });
+    }
+    __syncthreads();
     store(chosen, weights, logits);
+  }
+
+  // Returns the expert of one rank, counted from the first of this device, or kElsewhere; that of
+  // the rank behind the others is the shared one. Each wave finds it for itself; all threads of the
+  // block call this.
+  __device__ __forceinline__ int only(const float* logits, int rank) {
+    if (rank >= rule_.num_chosen) return 0;
+    offer<false>(own_logit(logits));
+    return own(best(rank + 1, [](int, int) {}));
+  }
+
+ private:
+  // An expert as this device counts them.
+  __device__ __forceinline__ int own(int expert) const {
+    const int own = expert - rule_.first_own;
+    return own >= 0 && own < rule_.num_own ? own : kElsewhere;
   }
 
   // The logit of a thread's expert, if it has one.
@@ -83,58 +115,20 @@ class RouteChoice {
     return logit_of(logits, expert) + (rule_.bias ? rule_.bias[expert] : 0.0f);
   }
 
-  // Chooses by the logits of the token, the best expert first, of equal ones the first. All threads
-  // of the block call this. Without kWeighs, weigh() is to be called before store(): where the
-  // larger logit is the larger score, too, nobody waits for what the function makes of them.
-  template <bool kWeighs>
-  __device__ __forceinline__ void choose(float logit) {
-    const int expert = threadIdx.x;
-    const bool inside = expert < rule_.experts;
-    const float value = kWeighs || chooses_by_values() ? applied(logit, totals_of(logit)) : logit;
-    float score = inside && rule_.selection_bias ? value + rule_.selection_bias[expert] : value;
-    if (rule_.groups > 1) score = in_kept_groups(score, expert, inside);
-    lds_.keys[expert] = inside ? in_order(score) : 0;
-    wave_sync();
-    const int rank = rank_among_all(expert);
-    if (rank < rule_.num_chosen) {
-      lds_.chosen[rank] = expert;
-      lds_.picked[rank] = value;
-    }
-    __syncthreads();
-  }
-
-  // Makes of the chosen logits what choose<false>() has not made of them. All threads of the block
-  // call this.
-  __device__ __forceinline__ void weigh(const float* logits) const {
-    if (chooses_by_values() || rule_.function == kRouteSoftmaxOfChosen) return;
-    const Totals totals = totals_of(own_logit(logits));
-    float* const own = lds_.picked + threadIdx.x;
-    if (static_cast<int>(threadIdx.x) < rule_.num_chosen) *own = applied(*own, totals);
-    __syncthreads();
-  }
-
-  // The chosen expert, counted from the first of this device. Behind the others is the shared one.
-  __device__ __forceinline__ int expert(int rank) const {
-    if (rank >= rule_.num_chosen) return 0;
-    const int own = lds_.chosen[rank] - rule_.first_own;
-    return own >= 0 && own < rule_.num_own ? own : kElsewhere;
-  }
-
   // Writes the experts of the token and their weights; `logits` are for that of a shared expert.
   __device__ __forceinline__ void store(int32_t* chosen, float* weights,
                                         const float* logits) const {
     const int rank = threadIdx.x;
     if (rank < rule_.num_chosen) {
-      chosen[rank] = expert(rank);
+      chosen[rank] = own(lds_.chosen[rank]);
       weights[rank] = weight(rank);
     }
     if (rule_.num_shared == 0 || rank != 0) return;
-    chosen[rule_.num_chosen] = expert(rule_.num_chosen);
+    chosen[rule_.num_chosen] = 0;
     weights[rule_.num_chosen] =
         rule_.weighs_shared ? 1.0f / (1.0f + exp(-logit_of(logits, rule_.experts))) : 1.0f;
   }
 
- private:
   __device__ __forceinline__ float logit_of(const float* logits, int expert) const {
     float logit = logits[expert];
 #pragma unroll 1
@@ -169,32 +163,61 @@ class RouteChoice {
     return rule_.selection_bias || rule_.groups > 1;
   }
 
-  // How many experts come before this thread's, or kMostExperts if it is not chosen. Those that are
-  // not among the first of their wave need not be compared with other waves' experts. All threads
-  // of the block call this.
-  __device__ __forceinline__ int rank_among_all(int expert) const {
-    const int wave = expert / kWave;
-    const int kept = min(rule_.num_chosen, kWave);
-    const int candidates = (rule_.experts + kWave - 1) / kWave * kept;
-    const bool is_whole = rule_.experts <= kWave;
-    const uint32_t* keys = lds_.keys + wave * kWave;
-    int index = expert % kWave;
-    int count = is_whole ? rule_.experts : kWave;
-    bool may_be_chosen = wave * kWave < rule_.experts;
-    // Once for both comparisons: in a short kernel, code that is read for the first time takes as
-    // long as what it does.
-#pragma unroll 1
-    for (bool is_last = is_whole;; is_last = true) {
-      const int rank = may_be_chosen ? rank_of(keys, index, count) : kMostExperts;
-      if (is_last) return rank;
-      may_be_chosen = rank < kept;
-      index = wave * kept + rank;
-      if (may_be_chosen) lds_.candidates[index] = lds_.keys[expert];
-      if (expert < 4) lds_.candidates[candidates + expert] = 0;
-      __syncthreads();
-      keys = lds_.candidates;
-      count = candidates;
+  // Has experts be chosen by what the rule makes of their logits. All threads of the block call
+  // this. Without kWeighs, where the larger logit is the larger score, too, nobody waits for what
+  // the function makes of them, which weights are made of.
+  template <bool kWeighs>
+  __device__ __forceinline__ void offer(float logit) {
+    const int expert = threadIdx.x;
+    const bool inside = expert < rule_.experts;
+    const float value = kWeighs || chooses_by_values() ? applied(logit, totals_of(logit)) : logit;
+    float score = inside && rule_.selection_bias ? value + rule_.selection_bias[expert] : value;
+    if (rule_.groups > 1) score = in_kept_groups(score, expert, inside);
+    if (inside) {
+      const uint32_t key = in_order(score);
+      lds_.keys[expert] = key > 0 ? key : 1;
+      if constexpr (kWeighs) lds_.values[expert] = value;
     }
+    __syncthreads();
+  }
+
+  // Calls taken(rank, expert) for the `count` best experts that are offered, the best first, of
+  // equal ones the first, in one lane each, and returns the last of them. Each wave does so for
+  // itself, without waiting for another.
+  template <class Taken>
+  __device__ __forceinline__ int best(int count, const Taken& taken) const {
+    constexpr int kFew = 128 / kWave;
+    return rule_.experts <= kFew * kWave ? best_of<kFew>(count, taken)
+                                         : best_of<kMostExperts / kWave>(count, taken);
+  }
+
+  // kOwn: experts of a lane, at least.
+  template <int kOwn, class Taken>
+  __device__ __forceinline__ int best_of(int count, const Taken& taken) const {
+    const int first = lane_id() * kOwn;
+    uint32_t keys[kOwn];
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) keys[i] = first + i < rule_.experts ? lds_.keys[first + i] : 0;
+    int expert = 0;
+#pragma unroll 1
+    for (int rank = 0; rank < count; ++rank) {
+      uint32_t own = keys[0];
+#pragma unroll
+      for (int i = 1; i < kOwn; ++i) own = own > keys[i] ? own : keys[i];
+      const uint32_t highest = wave_highest(own);
+      const int lane = __builtin_ctzll(ballot(own == highest));
+      bool is_left = lane_id() == lane;
+#pragma unroll
+      for (int i = 0; i < kOwn; ++i) {
+        const bool is_it = is_left && keys[i] == highest;
+        keys[i] = is_it ? 0 : keys[i];
+        expert = is_it ? first + i : expert;
+        is_left = is_left && !is_it;
+      }
+      if (lane_id() == lane) taken(rank, expert);
+      if (rank == count - 1) expert = shfl(expert, lane);
+    }
+    return expert;
   }
 
   // What the softmax of the logits subtracts, and divides by.

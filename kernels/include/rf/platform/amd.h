@@ -9,6 +9,8 @@
 #define __launch_bounds__(threads, ...) __attribute__((amdgpu_flat_work_group_size(1, threads)))
 
 // Dynamic LDS, sized by the launch: `RF_DYNAMIC_LDS(float, tile);` declares `float* tile`.
+#define RF_EARLY __restrict__
+
 #define RF_DYNAMIC_LDS(T, name)                                           \
   extern __attribute__((shared, aligned(16))) unsigned char rf_dynamic[]; \
   T* const name = reinterpret_cast<T*>(rf_dynamic)

@@ -11,6 +11,8 @@
 #define __forceinline__ inline __attribute__((always_inline))
 #define __launch_bounds__(...)
 
+#define RF_EARLY __restrict__
+
 #define RF_DYNAMIC_LDS(T, name) T* const name = static_cast<T*>(rf_host_dynamic_lds())
 #define RF_LARGE_LDS(T, name) \
   __shared__ T name##_array;  \

@@ -17,6 +17,10 @@
   RF_DYNAMIC_LDS(T, name);    \
   asm volatile("// large lds %0" ::"n"(sizeof(T)))
 
+// In place of __restrict__, for what a kernel asks for before it waits for the one in front: loads
+// of what looks constant, NVIDIA's assembler would move behind that.
+#define RF_EARLY
+
 static_assert(RF_WAVE == 32, "a warp of an NVIDIA GPU has 32 lanes");
 
 #define RF_THREAD_INDEX(axis) __nvvm_read_ptx_sreg_tid_##axis()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from rocmforge.models.blocks import Experts
 from rocmforge_hip.device.constants import QUANT_BLOCK
@@ -16,11 +17,15 @@ from rocmforge_hip.kernels import experts as kernels
 from rocmforge_hip.ops.activations import Activation
 from rocmforge_hip.ops.experts.pairs import GATE_UP_THREADS, PairKernels, gate_up_of
 from rocmforge_hip.ops.experts.routing import UnmadeChoice
+from rocmforge_hip.ops.geometry import Geometry
 from rocmforge_hip.ops.linear.later import NormLater, UnmadeProduct
 from rocmforge_hip.ops.linear.mixed_gemv import TILES_AT_ONCE
 from rocmforge_hip.ops.linear.products import LinearKernels
 from rocmforge_hip.ops.operands import f32_of, i32_of, optional_vector, part_of, vector_of
 from rocmforge_hip.weights.formats import Weight
+
+_TWO_BLOCKS: Final = 2
+"""Of a compute unit, as `rf_experts_choose_gate_up_b2` is compiled for them."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -38,6 +43,7 @@ class DeferredExperts:
 
     Args:
         library: Where the kernels are.
+        geometry: For the device.
         products: Has the int8 forms of activations.
         pairs: What multiplies with down alone.
         formats: Stored types of the experts' matrices.
@@ -46,10 +52,12 @@ class DeferredExperts:
     def __init__(
         self,
         library: KernelLibrary,
+        geometry: Geometry,
         products: LinearKernels,
         pairs: PairKernels,
         formats: frozenset[str],
     ) -> None:
+        self._blocks_at_once = _TWO_BLOCKS * geometry.compute_units
         self._products = products
         self._pairs = pairs
         some = [name for name in formats if library.has(f"rf_experts_add_down_{name}")]
@@ -58,6 +66,11 @@ class DeferredExperts:
                 f"rf_experts_choose_gate_up_{name}", kernels.rf_experts_choose_gate_up
             )
             for name in some
+        }
+        self._gate_ups_of_two_blocks = {
+            name: library.kernel(kernel, kernels.rf_experts_choose_gate_up)
+            for name in some
+            if library.has(kernel := f"rf_experts_choose_gate_up_b2_{name}")
         }
         self._downs = {
             name: library.kernel(f"rf_experts_add_down_{name}", kernels.rf_experts_add_down)
@@ -110,10 +123,13 @@ class DeferredExperts:
             out: What the sum is written to if it is made now.
         """
         gate_up = gate_up_of(experts)
-        grid, arguments = self._pairs.gate_up(x.rows * chosen.features, experts, gate)
+        (pairs, blocks, _), arguments = self._pairs.gate_up(x.rows * chosen.features, experts, gate)
         q, scale = self._products.forms.int8(x)
-        self._gate_ups[gate_up.format.name].launch(
-            grid,
+        kernel = self._gate_ups[gate_up.format.name]
+        if pairs * blocks <= self._blocks_at_once:
+            kernel = self._gate_ups_of_two_blocks.get(gate_up.format.name, kernel)
+        kernel.launch(
+            (pairs, blocks + 1, 1),
             GATE_UP_THREADS,
             **arguments,
             **chosen.rule,
