@@ -1,6 +1,6 @@
-// Experts of few tokens as experts_gemv.hip has them, in launches that do what lies between: gate
-// and up choose the experts by the router's logits, and may complete the norm of one row; down adds
-// its sum to the residual, whose norm it leaves for what reads it (deferred_norm.h).
+// Experts of a token as experts_gemv.hip has them, in launches that do what lies between: gate and
+// up complete the norm of the row and choose the experts by the router's logits; down adds its sum
+// to the residual, whose norm it leaves for what reads it (deferred_norm.h).
 #include "rf/experts/choose_gate_up.h"
 #include "rf/gemv/gemv_deferred.h"
 
@@ -47,8 +47,9 @@ inline constexpr int kChooseBlocks = 3;
 }  // namespace rf
 
 // What rf_experts_down_<name>_s1 makes of one token is added to the residual, as in
-// rf_gemv_deferred, where residual and what follows are explained. Grid: out_features / 32, block
-// twice that of rf_experts_down_<name>_s1, as far as the kernel is compiled for that.
+// rf_gemv_deferred, where residual and what follows are explained. logit_sums: int64 [logits],
+// becomes zeros. Grid: out_features / 32, block twice that of rf_experts_down_<name>_s1, as
+// far as the kernel is compiled for that.
 #define RF_ADD_DOWN(name, Format, ...)                                                            \
   extern "C" __global__                                                                           \
   __launch_bounds__(rf::kAddDownThreads<rf::Format>) void rf_experts_add_down_##name(             \
@@ -57,7 +58,8 @@ inline constexpr int kChooseBlocks = 3;
       const int32_t* __restrict__ chosen, const float* __restrict__ weights,                      \
       const float* __restrict__ bias, int64_t expert_bytes, int num_chosen, int out_features,     \
       int quant_blocks, float* residual, const float* __restrict__ norm_weight, int8_t* normed_q, \
-      rf::ActScale* normed_q_scale, float* squares) {                                             \
+      rf::ActScale* normed_q_scale, float* squares, int64_t* logit_sums, int logits) {            \
+    rf::clear_logits(logit_sums, logits);                                                         \
     rf::DeferredColumns columns{residual, norm_weight, normed_q, normed_q_scale, squares};        \
     rf::add_down<rf::Format>(                                                                     \
         {weight, places, expert_bytes}, {q, scale, num_chosen, 1, quant_blocks},                  \

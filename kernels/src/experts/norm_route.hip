@@ -1,5 +1,6 @@
 // A norm together with the router that reads it. The router's product does not wait for the norm:
 // its factor is common to all terms of a sum, and comes last.
+#include "rf/experts/logit_sums.h"
 #include "rf/experts/route.h"
 #include "rf/last_block.h"
 #include "rf/norms/rms_norm.h"
@@ -41,59 +42,80 @@ __device__ __forceinline__ void post_factors(const NormRoute& x, int first_token
   }
 }
 
+// As squares_of() begins.
+__device__ __forceinline__ float sum_of_squares(Vec<float, 4> x) {
+#pragma clang fp contract(off)
+  return sum_four(x * x);
+}
+
 // logits[t][e] = rms_norm(delta[t] + residual[t]) @ router[e] for a tile of tokens and one of
-// experts. Lanes divide K the same way whatever the tile, so a token's logits do not depend on how
-// many are computed together.
+// experts. A token's logits do not depend on how many are computed together.
 template <int kTokens, int kExperts>
 __device__ __forceinline__ void norm_logits(const NormRoute& x, int first_token, int first_expert) {
   constexpr int kLogits = kTokens * kExperts;
-  __shared__ float parts[kNormRouteThreads / kWave][kLogits + kTokens];
+  constexpr int kOfLane = kLogits >= kActLanes ? kLogits / kActLanes : 1;
+  static_assert(kLogits == 1 || kLogits >= kActLanes,
+                "each lane has logits of its own, or all one");
+  __shared__ LogitSum parts[kNormRouteThreads / kWave][kLogits];
+  __shared__ float squares[kTokens][kNormRouteThreads * 4 * kNormSteps / kActBlock];
   const int threads = static_cast<int>(blockDim.x);
-  float sums[kLogits] = {};
-  float squares[kTokens] = {};
+  LogitSum sums[kOfLane] = {};
+  int first_logit = 0;
   float of_delta[kTokens];
   for (int t = 0; t < kTokens; ++t) of_delta[t] = 1.0f;
   if (x.post_weight) post_factors(x, first_token, of_delta);
-#pragma unroll 2
-  for (int i = threadIdx.x * 4; i < x.features; i += threads * 4) {
+  for (int from = 0; from < x.features; from += threads * 4) {
+    const int i = from + static_cast<int>(threadIdx.x) * 4;
+    const bool inside = i < x.features;
+    const auto load = [&](const float* row) { return inside ? load16(row + i) : Vec<float, 4>{}; };
     Vec<float, 4> of_router[kExperts];
 #pragma unroll
     for (int e = 0; e < kExperts; ++e) {
       const int64_t expert = min(first_expert + e, x.experts - 1);
-      of_router[e] = load16(x.router + expert * x.features + i);
+      of_router[e] = load(x.router + expert * x.features);
     }
-    const Vec<float, 4> weights = load16(x.weight + i);
+    const Vec<float, 4> weights = load(x.weight);
     Vec<float, 4> post_weights = 1.0f;  // multiplies nothing else
-    if (x.post_weight) post_weights = load16(x.post_weight + i);
+    if (x.post_weight) post_weights = load(x.post_weight);
+    float products[kLogits], of_squares[kTokens], square[1];
 #pragma unroll
     for (int t = 0; t < kTokens; ++t) {
-      const int64_t token = min(first_token + t, x.tokens - 1);
-      const int64_t at = token * x.features + i;
-      const Vec<float, 4> delta = load16(x.delta + at), old = load16(x.residual + at);
-      const Vec<float, 4> total = added(delta, of_delta[t], post_weights, old);
-      const Vec<float, 4> values = total * weights;
-      for (int k = 0; k < 4; ++k) squares[t] = fma(total[k], total[k], squares[t]);
+      const int64_t row = static_cast<int64_t>(min(first_token + t, x.tokens - 1)) * x.features;
+      const Vec<float, 4> total =
+          added(load(x.delta + row), of_delta[t], post_weights, load(x.residual + row));
+      of_squares[t] = sum_of_squares(total);
+      const Vec<float, 4> values = weighted(total, weights);
 #pragma unroll
       for (int e = 0; e < kExperts; ++e) {
-        float& sum = sums[t * kExperts + e];
-        for (int k = 0; k < 4; ++k) sum = fma(values[k], of_router[e][k], sum);
+        products[t * kExperts + e] = logit_product(values, of_router[e]);
       }
     }
+    const int own_token = lane_sums(of_squares, square);
+    if (inside && lane_id() % kActLanes < kTokens) {
+      squares[own_token][i / kActBlock] = square[0];
+    }
+    LogitSum found[kOfLane];
+    first_logit = logit_parts(products, found);
+    for (int k = 0; k < kOfLane; ++k) sums[k] += found[k];
   }
-  store_wave_sums(sums, parts[wave_id()]);
-  store_wave_sums(squares, parts[wave_id()] + kLogits);
+  for (int k = 0; k < kOfLane; ++k) {
+    const LogitSum sum = wave_logit(sums[k]);
+    if (lane_id() < (kLogits == 1 ? 1 : kActLanes)) parts[wave_id()][first_logit + k] = sum;
+  }
   __syncthreads();
-  const int t = static_cast<int>(threadIdx.x) / kExperts;
-  const int e = static_cast<int>(threadIdx.x) % kExperts;
-  if (t >= kTokens || first_token + t >= x.tokens || first_expert + e >= x.experts) return;
-  float sum = 0.0f;
-  float total = 0.0f;
-  for (int wave = 0; wave < threads / kWave; ++wave) {
-    sum += parts[wave][threadIdx.x];
-    total += parts[wave][kLogits + t];
+  if (wave_id() != 0) return;
+  const int t = lane_id() / kExperts, e = lane_id() % kExperts;
+  float factor = 0.0f;
+#pragma unroll
+  for (int k = 0; k < kTokens; ++k) {
+    const float found = factor_of(squares[k], x.features / kActBlock, x.features, x.eps);
+    factor = k == t ? found : factor;
   }
-  const float factor = rsqrt(total / static_cast<float>(x.features) + x.eps);
-  x.logits[static_cast<int64_t>(first_token + t) * x.experts + first_expert + e] = sum * factor;
+  if (t >= kTokens || first_token + t >= x.tokens || first_expert + e >= x.experts) return;
+  LogitSum sum = 0;
+  for (int wave = 0; wave < threads / kWave; ++wave) sum += parts[wave][lane_id()];
+  x.logits[static_cast<int64_t>(first_token + t) * x.experts + first_expert + e] =
+      logit_of(sum, factor);
 }
 
 // The first kTokens blocks of a row of the grid norm a token each, the others make logits of them.
@@ -116,49 +138,7 @@ __device__ __forceinline__ bool norm_route(const NormRoute& x, float* total, con
   return true;
 }
 
-// The logit of an expert for a row whose sum is made, as norm_logits makes it of its parts.
-__device__ __forceinline__ void sum_logit(const float* x, const float* weight, const float* router,
-                                          float* logit, int features, float eps) {
-  __shared__ float parts[kNormRouteThreads / kWave][2];
-  NormRow of_router, weights, values;
-  load_row(router, features, of_router);
-  load_row(weight, features, weights);
-  wait_for_previous(x);
-  let_next_begin_if_few();
-  load_row(x, features, values);
-  float sum = 0.0f;
-  float squares = 0.0f;
-#pragma unroll
-  for (int step = 0; step < kNormSteps; ++step) {
-    const Vec<float, 4> of_weight = values[step] * weights[step];
-    for (int k = 0; k < 4; ++k) squares = fma(values[step][k], values[step][k], squares);
-    for (int k = 0; k < 4; ++k) sum = fma(of_weight[k], of_router[step][k], sum);
-  }
-  sum = wave_sum(sum);
-  squares = wave_sum(squares);
-  if (lane_id() == 0) parts[wave_id()][0] = sum;
-  if (lane_id() == 0) parts[wave_id()][1] = squares;
-  __syncthreads();
-  if (threadIdx.x != 0) return;
-  sum = squares = 0.0f;
-  for (int wave = 0; wave < static_cast<int>(blockDim.x) / kWave; ++wave) {
-    sum += parts[wave][0];
-    squares += parts[wave][1];
-  }
-  *logit = sum * rsqrt(squares / static_cast<float>(features) + eps);
-}
-
 }  // namespace rf
-
-// x: f32 [hidden_size], a sum that is made already. logits: f32 [experts], what router, f32
-// [experts, hidden_size], makes of the norm of x with this weight: the bits of
-// rf_add_rms_norm_logits. Grid: experts, block as there.
-extern "C" __global__ __launch_bounds__(rf::kNormRouteThreads) void rf_sum_logits(
-    const float* __restrict__ x, const float* RF_EARLY weight, const float* RF_EARLY router,
-    float* logits, int hidden_size, float eps) {
-  const int64_t expert = blockIdx.x;
-  rf::sum_logit(x, weight, router + expert * hidden_size, logits + expert, hidden_size, eps);
-}
 
 // delta, residual: f32 [tokens, hidden_size]. total: their sum, in neither's place, or with a
 // post_weight, f32 [hidden_size], that of the residual and the norm of delta. weight: of the norm
@@ -211,6 +191,7 @@ extern "C" __global__ __launch_bounds__(rf::kNormRouteThreads) void rf_add_rms_n
       total, {weight, {out_f32, out_f16, out_q, out_q_scale, out_q_lo_offset}},
       {other_weight, {other_f32, other_f16, other_q, other_q_scale, other_q_lo_offset}});
   if (!has_logits || !rf::is_last_block(arrived + token, num_logits)) return;
-  rf::RouteChoice(lds, rule).run(logits + token * num_logits, chosen + token * rule.num_pairs(),
+  rf::RouteChoice(lds, rule).run(rf::SplitLogits{logits + token * num_logits},
+                                 chosen + token * rule.num_pairs(),
                                  weights + token * rule.num_pairs());
 }

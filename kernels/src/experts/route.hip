@@ -1,4 +1,5 @@
 // The experts of each token and their weights.
+#include "rf/experts/logit_sums.h"
 #include "rf/experts/route.h"
 
 namespace rf {
@@ -55,6 +56,12 @@ extern "C" __global__ __launch_bounds__(rf::kRouteThreads) void rf_route_logits(
   rf::route_logits<4, 4>(x, router, logits, tokens, experts, features);
 }
 
+// sums: int64 [count] of logits (logit_sums.h), become zeros. Grid: 1.
+extern "C" __global__ __launch_bounds__(rf::kMostExperts) void rf_clear_logits(int64_t* sums,
+                                                                               int count) {
+  rf::clear_logits(sums, count);
+}
+
 // logits: f32 [splits, tokens, experts], parts that are added up. bias, selection_bias: f32
 // [experts] or null; the first is added to the logits, the second to what `function` (experts.h)
 // makes of them, to choose by and not to weight. Of `groups` of experts, those of the best
@@ -76,10 +83,9 @@ extern "C" __global__ __launch_bounds__(rf::kMostExperts) void rf_route_choose(
   const int64_t split_size = static_cast<int64_t>(gridDim.x) * (experts + weighs_shared);
   const rf::RouteRule rule{bias,      selection_bias, weight_scale, experts,         num_chosen,
                            function,  groups,         kept_groups,  normalised != 0, scale,
-                           first_own, num_own,        num_shared,   weighs_shared,   splits,
-                           split_size};
+                           first_own, num_own,        num_shared,   weighs_shared};
   const int64_t token = blockIdx.x;
-  rf::RouteChoice(lds, rule).run(logits + token * rule.num_logits(),
-                                 chosen + token * rule.num_pairs(),
+  const rf::SplitLogits own{logits + token * rule.num_logits(), splits, split_size};
+  rf::RouteChoice(lds, rule).run(own, chosen + token * rule.num_pairs(),
                                  weights + token * rule.num_pairs());
 }

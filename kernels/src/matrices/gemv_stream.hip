@@ -1,5 +1,6 @@
 // What gemv_mixed.hip, gemv_gated.hip and gemv_deferred.hip compute for one row where norms are
 // left for later, with weights that come through LDS (gemv_stream.h): on Hopper GPUs.
+#include "rf/experts/logit_sums.h"
 #include "rf/gemv/deferred_norm.h"
 #include "rf/gemv/gemv_deferred.h"
 #include "rf/gemv/gemv_formats.h"
@@ -163,6 +164,35 @@ __device__ __forceinline__ void stream_deferred(const uint8_t* weight, const Act
       [](int, int) {});
 }
 
+// Of all formats.
+template <class Router>
+__device__ __forceinline__ void gemv_deferred_stream(const uint8_t* weight, const Activations& x,
+                                                     const float* bias, int out_features,
+                                                     int format, DeferredColumns columns,
+                                                     Router router) {
+  using Slots = StreamSlots<kStreamDeferredBytes>;
+  struct Lds {
+    Slots of_waves[kStreamWaves];
+  };
+  RF_LARGE_LDS(Lds, lds);
+  __shared__ DeferredParts<> parts;
+  const Outputs outputs{out_features, kNotGated};
+  const int block = static_cast<int>(blockIdx.x);
+  router.fetch(block);
+#define RF_CASE(number, Format)                                                   \
+  case number:                                                                    \
+    if constexpr (IsStreamed<Format>) {                                           \
+      stream_deferred<Format>(weight, x, outputs, columns, parts, lds->of_waves); \
+    }                                                                             \
+    break;
+  switch (format) { RF_FORMAT_NUMBERS(RF_CASE) }
+#undef RF_CASE
+  router.ask(block);
+  columns.finish(parts, static_cast<int>(blockDim.x) / kWave,
+                 [&](int column, float sum) { return bias ? sum + bias[column] : sum; });
+  router.add(parts.weighted, block);
+}
+
 }  // namespace rf
 
 #else
@@ -234,25 +264,22 @@ extern "C" __global__ __launch_bounds__(rf::kGemvThreads, 2) void rf_gemv_deferr
     int quant_blocks, int format, float* residual, const float* __restrict__ norm_weight,
     int8_t* normed_q, rf::ActScale* normed_q_scale, float* squares) {
 #if RF_STREAMS
-  using namespace rf;
-  using Slots = StreamSlots<kStreamDeferredBytes>;
-  struct Lds {
-    Slots of_waves[kStreamWaves];
-  };
-  RF_LARGE_LDS(Lds, lds);
-  __shared__ DeferredParts<> parts;
-  const Activations x{q, scale, 1, 1, quant_blocks};
-  const Outputs outputs{out_features, kNotGated};
-  DeferredColumns columns{residual, norm_weight, normed_q, normed_q_scale, squares};
-#define RF_CASE(number, Format)                                                   \
-  case number:                                                                    \
-    if constexpr (IsStreamed<Format>) {                                           \
-      stream_deferred<Format>(weight, x, outputs, columns, parts, lds->of_waves); \
-    }                                                                             \
-    break;
-  switch (format) { RF_FORMAT_NUMBERS(RF_CASE) }
-#undef RF_CASE
-  const auto biased = [&](int column, float sum) { return bias ? sum + bias[column] : sum; };
-  columns.finish(parts, static_cast<int>(blockDim.x) / kWave, biased);
+  rf::gemv_deferred_stream(weight, {q, scale, 1, 1, quant_blocks}, bias, out_features, format,
+                           {residual, norm_weight, normed_q, normed_q_scale, squares},
+                           rf::NoRouter{});
+#endif
+}
+
+// As rf_gemv_deferred_route.
+extern "C" __global__ __launch_bounds__(rf::kGemvThreads, 2) void rf_gemv_deferred_route_stream(
+    const uint8_t* __restrict__ weight, const int8_t* __restrict__ q,
+    const rf::ActScale* __restrict__ scale, const float* __restrict__ bias, int out_features,
+    int quant_blocks, int format, float* residual, const float* __restrict__ norm_weight,
+    int8_t* normed_q, rf::ActScale* normed_q_scale, float* squares,
+    const float* __restrict__ router, int64_t* logit_sums, int logits) {
+#if RF_STREAMS
+  rf::gemv_deferred_stream(weight, {q, scale, 1, 1, quant_blocks}, bias, out_features, format,
+                           {residual, norm_weight, normed_q, normed_q_scale, squares},
+                           rf::RouterColumns{router, logit_sums, logits, out_features});
 #endif
 }

@@ -1,4 +1,4 @@
-"""rf_experts_add_down_*, rf_sum_logits and rf_experts_choose_gate_up_*: one layer and the next.
+"""rf_experts_add_down_* and rf_experts_choose_gate_up_*: one layer and the next.
 
 Together they do what other kernels do in launches of their own, so those are the oracle, to the
 last bit; their own tests compare them with float64.
@@ -14,12 +14,19 @@ import pytest
 from kernels.table import read_formats
 from rocmforge.models.layer_config import ExpertsConfig, RouterFunction
 from rocmforge_hip.ops.norms import norm_threads
+from rocmforge_hip.weights.formats import FORMAT_NUMBERS
 from tests.kernels.experts.test_route import FUNCTIONS, RULE
 from tests.support.launches.kernels import Device, DeviceArray
 from tests.support.operands.activations import SCALE_DTYPE, quantise
 from tests.support.operands.experts import random_choice, random_experts, upload_experts
 from tests.support.operands.groups import ELSEWHERE
-from tests.support.operands.linear import CLAMPED_SWIGLU, SILU, SQUARED_RELU, random_activation
+from tests.support.operands.linear import (
+    CLAMPED_SWIGLU,
+    SILU,
+    SQUARED_RELU,
+    random_activation,
+    random_layer,
+)
 
 EPS = 1e-3  # so large that it counts
 FORMATS = [format.name for format in read_formats() if format.has_deferred_experts]
@@ -75,11 +82,12 @@ class Case:
             device.upload(layer.biases[0]) if layer.biases else None,
         )
         sizes = CHOSEN, features, self.inner // 32
+        sums = device.empty((1,), np.int64)
         if defers:
             device.launch(
                 f"rf_experts_add_down_{self.name}",
                 *(*arguments, packed[0].nbytes, *sizes),
-                *(row.residual, row.norm, row.q, row.scale, row.squares),
+                *(row.residual, row.norm, row.q, row.scale, row.squares, sums, 1),
                 grid=features // 32,
                 block=2 * self.threads,
             )
@@ -101,18 +109,12 @@ class Case:
         return row
 
     def logits(self, device: Device, row: Row) -> DeviceArray:
-        """What the router makes of the row."""
+        """What the router makes of the row: logits, or what they are made of."""
         rng, count = np.random.default_rng(10), self.rule.num_experts + self.shared * self.weighed
         router = device.upload(rng.standard_normal((count, self.features)).astype(np.float32))
         logits, threads = device.empty((1, count), np.float32), norm_threads(self.features)
         if row.squares is not None:
-            device.launch(
-                "rf_sum_logits",
-                *(row.residual, row.norm, router, logits, self.features, EPS),
-                grid=count,
-                block=threads,
-            )
-            return logits
+            return self._sums(device, row, router, count)
         zeros, total = (
             np.zeros((1, self.features), np.float32),
             device.empty((1, self.features), "f4"),
@@ -126,6 +128,23 @@ class Case:
             block=threads,
         )
         return logits
+
+    def _sums(self, device: Device, row: Row, router: DeviceArray, count: int) -> DeviceArray:
+        """What the logits are made of, where a product of zeros is added to the row."""
+        features, blocks = self.features, self.features // 32
+        layer = random_layer(np.random.default_rng(13), "q8_0", features, 32)
+        zeros = quantise(np.zeros((1, 32), np.float32), 1)
+        sums = device.upload(np.zeros(count, np.int64))
+        device.launch(
+            "rf_gemv_deferred_route",
+            *(device.upload(each) for each in (layer.packed(), zeros.q, zeros.scales)),
+            *(None, features, 1, FORMAT_NUMBERS["q8_0"], row.residual, row.norm),
+            *(device.empty((1, features), np.int8), device.empty((blocks,), SCALE_DTYPE)),
+            *(device.empty((blocks,), np.float32), router, sums, count),
+            grid=blocks,
+            block=128,
+        )
+        return sums
 
     def gate_up(
         self,
@@ -171,9 +190,9 @@ class Case:
         if chooses:
             device.launch(
                 f"rf_experts_choose_gate_up_{self.name}",
-                *(*matrices, q, scale, *biases, *forms, packed[0].nbytes, rows, *sizes),
+                *(*matrices, q, scale, *biases, *forms, packed[0].nbytes, *sizes),
                 *(squares, EPS, logits, *choice),
-                grid=(rows * pairs, blocks + 1),
+                grid=(pairs, blocks + 1),
                 block=256,
             )
         else:
@@ -199,7 +218,7 @@ def _check(device: Device, case: Case) -> None:
         row = case.down(device, defers=defers)
         logits = case.logits(device, row)
         made = case.gate_up(device, row.q, row.scale, logits, row.squares, chooses=defers)
-        found.append([array.get().tobytes() for array in (row.residual, row.q, logits, *made)])
+        found.append([array.get().tobytes() for array in (row.residual, row.q, *made)])
     assert found[1] == found[0]
 
 
@@ -226,14 +245,27 @@ def test_experts_of_other_devices_and_of_all_tokens(device: Device) -> None:
     _check(device, Case(name="q8_0", own=(-1, 21), shared=1, weighed=0))
 
 
-def test_rows_choose_their_own_experts(device: Device) -> None:
-    """Whose norms are made already."""
-    case, rows, rng = Case(name="q5_k"), 3, np.random.default_rng(12)
-    x = quantise(random_activation(rng, rows, case.features), 1)
-    q, scale = device.upload(x.q[0]), device.upload(x.scales[0])
-    logits = device.upload(rng.standard_normal((rows, RULE.num_experts)).astype(np.float32))
-    found = [
-        [array.get().tobytes() for array in case.gate_up(device, q, scale, logits, None, chooses=c)]
-        for c in (False, True)
-    ]
-    assert found[1] == found[0]
+def test_sums_of_logits_begin_again_behind_down(device: Device) -> None:
+    case = Case(name="q4_k")
+    layer = random_experts(np.random.default_rng(1), 6, case.name, 256, 256)
+    packed = layer.packed()
+    x = quantise(random_activation(np.random.default_rng(2), 1, 256), 1)
+    sums = device.upload(np.arange(1, 71, dtype=np.int64))
+    zeros = device.upload(np.zeros((1, 256), np.float32))
+    device.launch(
+        f"rf_experts_add_down_{case.name}",
+        *(*upload_experts(device, packed), device.upload(x.q), device.upload(x.scales)),
+        *(device.upload(np.zeros((1, 1), np.int32)), device.upload(np.ones((1, 1), np.float32))),
+        *(None, packed[0].nbytes, 1, 256, 8, zeros, zeros),
+        *(device.empty((1, 256), np.int8), device.empty((8,), SCALE_DTYPE)),
+        *(device.empty((8,), np.float32), sums, 65),
+        grid=8,
+        block=2 * case.threads,
+    )
+    assert sums.get().tolist() == [0] * 65 + list(range(66, 71))
+
+
+def test_sums_of_logits_begin_again_in_a_launch(device: Device) -> None:
+    sums = device.upload(np.arange(1, 701, dtype=np.int64))
+    device.launch("rf_clear_logits", sums, 513, grid=1, block=256)
+    assert sums.get().tolist() == [0] * 513 + list(range(514, 701))

@@ -217,10 +217,8 @@ def rf_experts_down_float(
     """Does that with float32 rows: `rf_experts_down` of formats of floats."""
 
 
-def rf_sum_logits(
-    *, x: Pointer, weight: Pointer, router: Pointer, logits: Pointer, hidden_size: I32, eps: F32
-) -> None:
-    """Multiplies the norm of a row with a router."""
+def rf_clear_logits(*, sums: Pointer, count: I32) -> None:
+    """Makes zeros of sums of logits."""
 
 
 def rf_experts_choose_gate_up(
@@ -233,13 +231,12 @@ def rf_experts_choose_gate_up(
     up_bias: Pointer | None,
     out: Forms,
     expert_bytes: I64,
-    rows: I32,
     out_features: I32,
     quant_blocks: I32,
     activation: I32,
-    squares: Pointer | None,
+    squares: Pointer,
     eps: F32,
-    logits: Pointer,
+    logit_sums: Pointer,
     bias: Pointer | None,
     selection_bias: Pointer | None,
     weight_scale: Pointer | None,
@@ -257,7 +254,7 @@ def rf_experts_choose_gate_up(
     num_shared: I32,
     weighs_shared: I32,
 ) -> None:
-    """Does what `rf_route_choose` and `rf_experts_gate_up` do, and may complete a row's norm."""
+    """Does what `rf_route_choose` and `rf_experts_gate_up` do, and completes a row's norm."""
 
 
 def rf_experts_add_down(
@@ -278,8 +275,13 @@ def rf_experts_add_down(
     normed_q: Pointer,
     normed_q_scale: Pointer,
     squares: Pointer,
+    logit_sums: Pointer,
+    logits: I32,
 ) -> None:
-    """Adds to the residual what `rf_experts_down` makes, as `rf_gemv_deferred` does."""
+    """Adds to the residual what `rf_experts_down` makes, as `rf_gemv_deferred` does.
+
+    Makes zeros of the sums of logits that chose the experts.
+    """
 
 
 def rf_experts_gate_up_beside(

@@ -156,6 +156,27 @@ def rf_gemv_deferred(
     """Adds to the residual what `rf_gemv` makes; what reads the norm of the sum completes it."""
 
 
+def rf_gemv_deferred_route(
+    *,
+    weight: Pointer,
+    q: Pointer,
+    scale: Pointer,
+    bias: Pointer | None,
+    out_features: I32,
+    quant_blocks: I32,
+    format: I32,
+    residual: Pointer,
+    norm_weight: Pointer,
+    normed_q: Pointer,
+    normed_q_scale: Pointer,
+    squares: Pointer,
+    router: Pointer,
+    logit_sums: Pointer,
+    logits: I32,
+) -> None:
+    """Does that, and adds to the sums of logits what a router makes of the norm."""
+
+
 def rf_gemv_deferred_first(
     *,
     first: Factor,

@@ -244,6 +244,7 @@ def _of_experts(
         mixed = _multiplied(tokens, latent, f32=spec((tokens, latent), "f4"))
     return ExpertArrays(
         logits=spec((most_logits,), "f4"),
+        logit_sums=spec((most_experts,), "i8"),
         total=Forms(f32=spec((NORMED_TOKENS, config.hidden_size), "f4")),
         arrived=spec((NORMED_TOKENS,), "u4"),
         chosen=Forms(i32=spec((max(1, len(hosted) // 2) * tokens, chosen), "i4")),

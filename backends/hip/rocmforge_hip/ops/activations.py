@@ -116,6 +116,8 @@ class ExpertArrays(Generic[X]):
     """
 
     logits: X  # float32, of the router: [T, num_experts], or as many for each part of a sum
+    # int64 [num_experts], zeros between steps: kernels/include/rf/experts/logit_sums.h.
+    logit_sums: X
     total: Forms[X]  # [N, hidden_size], the residual where it is not in its own place
     arrived: X  # uint32 [N], zeros between steps: thread blocks that have finished
     chosen: Forms[X]  # [T, num_chosen]; H times that if the experts of H layers are hosted

@@ -46,8 +46,8 @@ class ExpertKernels:
         self.groups = GroupKernels(*of_experts, resources.geometry, self.pair_sums)
         self.shared = SharedKernels(*of_experts, self.pairs)
         self.deferred = DeferredExperts(
-            *(library, resources.geometry, products),
-            *(self.pairs, resources.expert_formats),
+            *(library, resources.geometry, products, self.pairs),
+            *(self.route, resources.expert_formats),
         )
         self.beside = None
         if arena.experts is not None and arena.experts.mixed is not None:
@@ -96,9 +96,10 @@ class ExpertLayers:
         deferred, route = self._kernels.deferred, self._kernels.route
         chooses = deferred.chooses(delta, norms, experts, rule.num_experts)
         if chooses and not route.is_hosted(experts):
-            normed = self._sums.add_and_defer(residual, delta, norms[0])
+            sums = route.sums_of(experts)
+            normed = self._sums.add_and_defer(residual, delta, norms[0], sums)
             assert normed is not None
-            return residual, [normed], route.route_later(residual, norms[0], experts, rule)
+            return residual, [normed], route.route_later(sums, experts, rule)
         places = self._arena.normed, self._arena.experts.normed
         outs = [
             self._sums.multiplied(empty(arrays, rows, features, half=False))

@@ -16,7 +16,12 @@ from rocmforge_hip.ops.experts.deferred import DeferredExperts, UnmadeMix
 from rocmforge_hip.ops.experts.pair_sums import PairSums, UnmadePairs
 from rocmforge_hip.ops.experts.routing import RouteKernels, UnmadeSum
 from rocmforge_hip.ops.linear.gemm import UnmadeSplits
-from rocmforge_hip.ops.linear.later import NormLater, UnmadeProduct, is_norm_later
+from rocmforge_hip.ops.linear.later import (
+    NormLater,
+    RouterSums,
+    UnmadeProduct,
+    is_norm_later,
+)
 from rocmforge_hip.ops.linear.products import LinearKernels
 from rocmforge_hip.ops.norms import LayerNorms, RmsNorms, UnmadeNorm, without_norm
 from rocmforge_hip.ops.operands import empty, f32_of, optional_vector
@@ -154,11 +159,18 @@ class Sums:
             self._beside.make(x.both)
 
     def add_and_defer(
-        self, residual: Activation, delta: Activation, weight: Weight
+        self,
+        residual: Activation,
+        delta: Activation,
+        weight: Weight,
+        routed: RouterSums | None = None,
     ) -> NormLater | None:
-        """Adds to the residual and leaves the norm of the sum for later; None: it cannot."""
+        """Adds to the residual and leaves the norm of the sum for later; None: it cannot.
+
+        With `routed`, what a product of one row makes of it is multiplied with a router, too.
+        """
         if isinstance(delta, UnmadeProduct) and delta.defers:
-            return self._products.add_and_defer(delta, residual, weight, self._eps)
+            return self._products.add_and_defer(delta, residual, weight, self._eps, routed)
         if isinstance(delta, UnmadeMix):
             assert self._experts is not None
             return self._experts.add_and_defer(delta, residual, weight, self._eps)

@@ -96,6 +96,11 @@ def groups() -> Iterator[Group]:
     for name in (name for name, format in FORMATS.items() if format.has_deferred_experts):
         biased = replace(_SHAPE, architecture="gpt-oss", format="q8_0", expert_format=name)
         yield Group(biased, (Case("deferred experts", name, _INT8, _deferred),))
+        # Some devices have other kernels for blocks that all run at once.
+        waiting = replace(biased, compute_units=1)
+        yield Group(waiting, (Case("deferred experts", f"{name}, in turns", _INT8, _deferred),))
+    ahead = replace(biased, least_streamed_features=1)
+    yield Group(ahead, (Case("deferred experts", "copied ahead", _INT8, _deferred),))
     biased = replace(_SHAPE, architecture="gpt-oss", format="mxfp4", activation_bits="16")
     yield Group(biased, tuple(_mixed("mxfp4, biases", _TWO_SLICES, slices=2)))
     ungated = replace(_SHAPE, architecture="nemotron_h_moe", format="q5_0", activation_bits="16")
@@ -253,15 +258,18 @@ def _deferred(bench: Workbench) -> float:
     values = exact_activation(1, own.output.shape[1]) / np.float32(4)
     old = random_values(50, bench.config.hidden_size)[49:]
     step = replace(bench.step([(1, 1, [])]), variant=VARIANTS["deferred"])
-    attended = bench.activation(bench.model.arena.attended, values)
-    delta = ops.linear(step, attended, there.output, there.output_bias)
-    residual = bench.activation(bench.residual, old)
     on_experts, norm = present(on_device.experts), on_device.feed_forward_norm
     assert norm is not None
-    total, (normed,), (chosen, factors) = ops.add_norm_route(
-        residual, delta, [norm], on_experts, rule
-    )
-    mixed = ops.experts(normed, chosen, factors, on_experts, bench.config.activation)
+    for is_last in (False, True):
+        attended = bench.activation(bench.model.arena.attended, values)
+        delta = ops.linear(step, attended, there.output, there.output_bias)
+        residual = bench.activation(bench.residual, old)
+        total, (normed,), (chosen, factors) = ops.add_norm_route(
+            residual, delta, [norm], on_experts, rule
+        )
+        mixed = ops.experts(normed, chosen, factors, on_experts, bench.config.activation)
+        if not is_last:  # what is normed alone leaves nothing behind, either
+            ops.norm(mixed, on_device.attention_norm, None)
     want = old + values.astype(np.float64) @ values_of(own.output).T + values_of(own.output_bias)
     read = oracle.rms_norm(want, values_of(present(layer.feed_forward_norm)), eps)
     logits = read @ values_of(experts.router).T + values_of(experts.router_bias)

@@ -44,24 +44,37 @@ struct RouteRule {
   const float* weight_scale;    // [experts] or null, multiplies the weight of each
   int experts;
   int num_chosen;
-  int function;            // kRouteSoftmax, ...
-  int groups;              // of experts, of which
-  int kept_groups;         // so many may be chosen from: whose two best are the largest sum
-  bool normalised;         // the weights are divided by their sum, or 2^-14 if that is less
-  float scale;             // of the weights
-  int first_own;           // of the experts that this device has
-  int num_own;             // so many follow each other
-  int num_shared;          // 1: each token goes to an expert besides, the first of this device's
-  int weighs_shared;       // 1: its weight is the sigmoid of the logit behind the others, else 1
-  int splits = 1;          // parts of a logit that are added up,
-  int64_t split_size = 0;  // as far from each other
+  int function;       // kRouteSoftmax, ...
+  int groups;         // of experts, of which
+  int kept_groups;    // so many may be chosen from: whose two best are the largest sum
+  bool normalised;    // the weights are divided by their sum, or 2^-14 if that is less
+  float scale;        // of the weights
+  int first_own;      // of the experts that this device has
+  int num_own;        // so many follow each other
+  int num_shared;     // 1: each token goes to an expert besides, the first of this device's
+  int weighs_shared;  // 1: its weight is the sigmoid of the logit behind the others, else 1
 
   // Logits and experts of a token.
   __device__ __forceinline__ int num_logits() const { return experts + weighs_shared; }
   __device__ __forceinline__ int num_pairs() const { return num_chosen + num_shared; }
 };
 
+// The logits of a token in parts that are added up.
+struct SplitLogits {
+  const float* first;      // [experts + weighs_shared]
+  int splits = 1;          // so many,
+  int64_t split_size = 0;  // as far from each other
+
+  __device__ __forceinline__ float operator()(int expert) const {
+    float logit = first[expert];
+#pragma unroll 1
+    for (int i = 1; i < splits; ++i) logit += first[i * split_size + expert];
+    return logit;
+  }
+};
+
 // The experts of one token, chosen by a block of at least as many threads as there are experts.
+// Logits are functions: logits(expert), and that of a shared expert behind those of the others.
 class RouteChoice {
  public:
   struct Lds {
@@ -80,7 +93,8 @@ class RouteChoice {
       : lds_(lds), rule_(rule) {}
 
   // Does it all for one token: its logits, and where its experts and their weights go.
-  __device__ __forceinline__ void run(const float* logits, int32_t* chosen, float* weights) {
+  template <class Logits>
+  __device__ __forceinline__ void run(const Logits& logits, int32_t* chosen, float* weights) {
     offer<true>(own_logit(logits));
     if (wave_id() == 0) {
       best(rule_.num_chosen, [&](int rank, int expert) {
@@ -95,7 +109,8 @@ class RouteChoice {
   // Returns the expert of one rank, counted from the first of this device, or kElsewhere; that of
   // the rank behind the others is the shared one. Each wave finds it for itself; all threads of the
   // block call this.
-  __device__ __forceinline__ int only(const float* logits, int rank) {
+  template <class Logits>
+  __device__ __forceinline__ int only(const Logits& logits, int rank) {
     if (rank >= rule_.num_chosen) return 0;
     offer<false>(own_logit(logits));
     return own(best(rank + 1, [](int, int) {}));
@@ -109,15 +124,17 @@ class RouteChoice {
   }
 
   // The logit of a thread's expert, if it has one.
-  __device__ __forceinline__ float own_logit(const float* logits) const {
+  template <class Logits>
+  __device__ __forceinline__ float own_logit(const Logits& logits) const {
     const int expert = threadIdx.x;
     if (expert >= rule_.experts) return -kInfinity;
-    return logit_of(logits, expert) + (rule_.bias ? rule_.bias[expert] : 0.0f);
+    return logits(expert) + (rule_.bias ? rule_.bias[expert] : 0.0f);
   }
 
   // Writes the experts of the token and their weights; `logits` are for that of a shared expert.
+  template <class Logits>
   __device__ __forceinline__ void store(int32_t* chosen, float* weights,
-                                        const float* logits) const {
+                                        const Logits& logits) const {
     const int rank = threadIdx.x;
     if (rank < rule_.num_chosen) {
       chosen[rank] = own(lds_.chosen[rank]);
@@ -126,14 +143,7 @@ class RouteChoice {
     if (rule_.num_shared == 0 || rank != 0) return;
     chosen[rule_.num_chosen] = 0;
     weights[rule_.num_chosen] =
-        rule_.weighs_shared ? 1.0f / (1.0f + exp(-logit_of(logits, rule_.experts))) : 1.0f;
-  }
-
-  __device__ __forceinline__ float logit_of(const float* logits, int expert) const {
-    float logit = logits[expert];
-#pragma unroll 1
-    for (int i = 1; i < rule_.splits; ++i) logit += logits[i * rule_.split_size + expert];
-    return logit;
+        rule_.weighs_shared ? 1.0f / (1.0f + exp(-logits(rule_.experts))) : 1.0f;
   }
 
   __device__ __forceinline__ float weight(int rank) const {
@@ -191,24 +201,25 @@ class RouteChoice {
                                          : best_of<kMostExperts / kWave>(count, taken);
   }
 
-  // kOwn: experts of a lane, at least.
-  template <int kOwn, class Taken>
+  // kOfLane: experts of a lane, at least.
+  template <int kOfLane, class Taken>
   __device__ __forceinline__ int best_of(int count, const Taken& taken) const {
-    const int first = lane_id() * kOwn;
-    uint32_t keys[kOwn];
+    const int first = lane_id() * kOfLane;
+    uint32_t keys[kOfLane];
 #pragma unroll
-    for (int i = 0; i < kOwn; ++i) keys[i] = first + i < rule_.experts ? lds_.keys[first + i] : 0;
+    for (int i = 0; i < kOfLane; ++i)
+      keys[i] = first + i < rule_.experts ? lds_.keys[first + i] : 0;
     int expert = 0;
 #pragma unroll 1
     for (int rank = 0; rank < count; ++rank) {
       uint32_t own = keys[0];
 #pragma unroll
-      for (int i = 1; i < kOwn; ++i) own = own > keys[i] ? own : keys[i];
+      for (int i = 1; i < kOfLane; ++i) own = own > keys[i] ? own : keys[i];
       const uint32_t highest = wave_highest(own);
       const int lane = __builtin_ctzll(ballot(own == highest));
       bool is_left = lane_id() == lane;
 #pragma unroll
-      for (int i = 0; i < kOwn; ++i) {
+      for (int i = 0; i < kOfLane; ++i) {
         const bool is_it = is_left && keys[i] == highest;
         keys[i] = is_it ? 0 : keys[i];
         expert = is_it ? first + i : expert;

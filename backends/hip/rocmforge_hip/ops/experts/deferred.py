@@ -16,7 +16,7 @@ from rocmforge_hip.device.library import KernelLibrary
 from rocmforge_hip.kernels import experts as kernels
 from rocmforge_hip.ops.activations import Activation
 from rocmforge_hip.ops.experts.pairs import GATE_UP_THREADS, PairKernels, gate_up_of
-from rocmforge_hip.ops.experts.routing import UnmadeChoice
+from rocmforge_hip.ops.experts.routing import RouteKernels, UnmadeChoice
 from rocmforge_hip.ops.geometry import Geometry
 from rocmforge_hip.ops.linear.later import NormLater, UnmadeProduct
 from rocmforge_hip.ops.linear.mixed_gemv import TILES_AT_ONCE
@@ -33,7 +33,7 @@ class UnmadeMix(Activation):
     """A weighted sum of what experts make that what adds it to the residual makes."""
 
     inner: Activation  # of each pair, to be multiplied with down
-    chosen: Activation
+    chosen: UnmadeChoice
     weights: Activation
     experts: Experts[Weight]
 
@@ -46,6 +46,7 @@ class DeferredExperts:
         geometry: For the device.
         products: Has the int8 forms of activations.
         pairs: What multiplies with down alone.
+        route: What chose the experts.
         formats: Stored types of the experts' matrices.
     """
 
@@ -55,11 +56,13 @@ class DeferredExperts:
         geometry: Geometry,
         products: LinearKernels,
         pairs: PairKernels,
+        route: RouteKernels,
         formats: frozenset[str],
     ) -> None:
         self._blocks_at_once = _TWO_BLOCKS * geometry.compute_units
         self._products = products
         self._pairs = pairs
+        self._route = route
         some = [name for name in formats if library.has(f"rf_experts_add_down_{name}")]
         self._gate_ups = {
             name: library.kernel(
@@ -135,7 +138,6 @@ class DeferredExperts:
             **chosen.rule,
             q=q,
             scale=scale,
-            rows=x.rows,
             squares=x.squares,
             eps=x.eps,
         )
@@ -155,6 +157,7 @@ class DeferredExperts:
         )
         chosen, weights = i32_of(mix.chosen), f32_of(mix.weights)
         self._pairs.down(mix.inner, chosen, weights, mix.experts, f32_of(out))
+        self._route.clear_logits(mix.chosen.sums)
         return out
 
     def add_and_defer(
@@ -181,6 +184,8 @@ class DeferredExperts:
             residual=f32_of(residual),
             norm_weight=vector_of(weight, mix.features),
             **out.parts(),
+            logit_sums=mix.chosen.sums,
+            logits=mix.chosen.sums.shape[0],
         )
         return out
 

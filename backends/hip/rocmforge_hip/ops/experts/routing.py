@@ -15,7 +15,8 @@ from rocmforge_hip.device.memory import DeviceArray
 from rocmforge_hip.kernels import experts as kernels
 from rocmforge_hip.ops.activations import NORMED_TOKENS, Activation, ActivationArrays, Forms
 from rocmforge_hip.ops.geometry import ROUTE_TILE, Geometry, whole_waves
-from rocmforge_hip.ops.norms import norm_threads, without_norm
+from rocmforge_hip.ops.linear.later import RouterSums
+from rocmforge_hip.ops.norms import norm_threads, sum_threads, without_norm
 from rocmforge_hip.ops.operands import empty, f32_of, i32_of, optional_vector, part_of, vector_of
 from rocmforge_hip.weights.formats import Vector, Weight, ceil_div
 
@@ -32,6 +33,8 @@ _FEW_TOKENS: Final = 2
 _TILE: Final = 4
 """Tokens, and experts, of a block where there are more."""
 _THREADS: Final = 256
+_MOST_THREADS: Final = 512
+"""Of a block that norms a row and multiplies it with a router."""
 _NO_NORM: Final[tuple[None, Activation]] = None, Activation(Forms(), 0, 0)
 
 
@@ -40,6 +43,7 @@ class UnmadeChoice(Activation):
     """The experts of a row, which the product with them chooses."""
 
     rule: Mapping[str, Any]  # by the kernels' arguments
+    sums: DeviceArray  # of logits, that are to be zeros before anybody adds to them again
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -90,7 +94,7 @@ class RouteKernels:
         self._choose = library.kernel("rf_route_choose", kernels.rf_route_choose)
         self._norm_logits = library.kernel("rf_add_rms_norm_logits", kernels.rf_add_rms_norm_logits)
         self._norm_route = library.kernel("rf_add_rms_norm_route", kernels.rf_add_rms_norm_route)
-        self._sum_logits = library.kernel("rf_sum_logits", kernels.rf_sum_logits)
+        self._clear_logits = library.kernel("rf_clear_logits", kernels.rf_clear_logits)
         self._add = library.kernel("rf_add_shared", kernels.rf_add_shared)
         self._add_norm = library.kernel("rf_add_shared_rms_norm", kernels.rf_add_shared_rms_norm)
 
@@ -165,36 +169,36 @@ class RouteKernels:
         """Returns whether these are fetched when they are chosen."""
         return experts.router in self._hosted
 
+    def sums_of(self, experts: Experts[Weight]) -> RouterSums:
+        """Returns what the logits of a row are made of."""
+        num_logits = self._num_logits(experts)
+        return RouterSums(
+            router=vector_of(experts.router, num_logits * self._features),
+            logit_sums=self._arrays.logit_sums.first(num_logits),
+        )
+
+    def clear_logits(self, sums: DeviceArray) -> None:
+        """Makes zeros of sums of logits."""
+        self._clear_logits.launch((1, 1, 1), _THREADS, sums=sums, count=sums.shape[0])
+
     def route_later(
-        self, total: Activation, norm: Weight, experts: Experts[Weight], rule: ExpertsConfig
+        self, sums: RouterSums, experts: Experts[Weight], rule: ExpertsConfig
     ) -> tuple[UnmadeChoice, Activation]:
         """Returns the experts of a row, to be chosen where they are multiplied with.
 
         Args:
-            total: float32 [1, hidden_size].
-            norm: Of it, which the router reads.
+            sums: Of its logits.
             experts: Of the layer.
             rule: How they are chosen.
         """
-        features, num_logits = total.features, self._num_logits(experts)
-        logits = self._arrays.logits.first(total.rows, num_logits)
-        self._sum_logits.launch(
-            (num_logits, 1, 1),
-            max(norm_threads(features), whole_waves(rule.num_experts)),
-            x=f32_of(total),
-            weight=vector_of(norm, features),
-            router=vector_of(experts.router, num_logits * features),
-            logits=logits,
-            hidden_size=features,
-            eps=self._eps,
-        )
-        chosen, weights = self._choice(total.rows, experts, rule)
+        chosen, weights = self._choice(1, experts, rule)
         arguments = self._rule_of(rule, experts, chosen, weights)
         arguments["factor"] = arguments.pop("scale")
         choice = UnmadeChoice(
             *(chosen.arrays, chosen.rows, chosen.features),
             i32=chosen.i32,
-            rule={"logits": logits, **arguments},
+            rule={"logit_sums": sums.logit_sums, **arguments},
+            sums=sums.logit_sums,
         )
         return choice, weights
 
@@ -333,4 +337,4 @@ def _num_shared(experts: Experts[Weight]) -> int:
 
 def _norm_route_threads(features: int, rule: ExpertsConfig) -> int:
     """Returns the threads of a block that norms a row and chooses its experts."""
-    return max(norm_threads(features), whole_waves(rule.num_experts))
+    return max(sum_threads(features, _MOST_THREADS), whole_waves(rule.num_experts))

@@ -21,6 +21,14 @@ class UnmadeProduct(Activation):
     defers: bool = False  # whether the norm of the sum is left for what reads it, if that can be
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterSums:
+    """A router, and the sums that its logits are of (kernels/include/rf/experts/logit_sums.h)."""
+
+    router: DeviceArray  # float32 [logits, features]
+    logit_sums: DeviceArray  # int64 [logits]
+
+
 @dataclass(slots=True, eq=False, kw_only=True)
 class NormLater(Activation):
     """A norm that what reads it completes (kernels/include/rf/gemv/deferred_norm.h).

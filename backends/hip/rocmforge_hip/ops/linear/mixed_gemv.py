@@ -23,8 +23,13 @@ from rocmforge_hip.ops.linear.gemv import (
     gemv_threads,
     most_rows,
 )
-from rocmforge_hip.ops.linear.later import NormLater, UnmadeProduct, is_norm_later
-from rocmforge_hip.ops.linear.streamed_gemv import StreamedGemv
+from rocmforge_hip.ops.linear.later import (
+    NormLater,
+    RouterSums,
+    UnmadeProduct,
+    is_norm_later,
+)
+from rocmforge_hip.ops.linear.streamed_gemv import DeferringKernels, StreamedGemv
 from rocmforge_hip.ops.operands import empty, f32_of, optional_vector, vector_of
 from rocmforge_hip.weights.formats import FORMAT_NUMBERS, FORMATS, Matrix, MatrixPart, Weight
 
@@ -87,9 +92,7 @@ class MixedGemvKernels:
             for most in GEMV_ROWS
             if has_mixed
         }
-        self._deferred = (
-            library.kernel("rf_gemv_deferred", products.rf_gemv_deferred) if has_mixed else None
-        )
+        self._deferred = DeferringKernels.of(library) if has_mixed else None
         self._deferred_first = (
             library.kernel("rf_gemv_deferred_first", products.rf_gemv_deferred_first)
             if has_mixed and arena.latent is not None
@@ -225,33 +228,45 @@ class MixedGemvKernels:
         arrays = self._arena.product(part.product)
         return empty(arrays, rows, part.matrix.out_features, half=False)
 
-    def add_and_defer(self, product: UnmadeProduct, out: NormLater) -> None:
+    def add_and_defer(
+        self, product: UnmadeProduct, out: NormLater, routed: RouterSums | None
+    ) -> None:
         """Adds a product of one row to the residual, whose norm is left for what reads it.
 
         Args:
             product: What to make first.
             out: The norm; its residual, float32 [1, features], becomes the sum.
+            routed: Who else reads the norm, if somebody does; the sums are added to.
         """
         matrix, features = product.part.matrix, product.features
         assert (out.rows, out.features) == (product.rows, features)
         q, scale = self._forms.int8(product.x)
-        kernel, threads = self._deferred, TILES_AT_ONCE * gemv_threads(matrix.quant_blocks)
-        if self._streamed is not None and self._streamed.takes_deferred(matrix):
-            kernel, threads = self._streamed.deferred, GEMV_THREADS
-        assert kernel is not None
-        kernel.launch(
-            (features // QUANT_BLOCK, 1, 1),
-            threads,
-            weight=matrix.data,
-            q=q,
-            scale=scale,
-            bias=optional_vector(product.bias, features),
-            out_features=features,
-            quant_blocks=matrix.quant_blocks,
-            format=FORMAT_NUMBERS[matrix.format.name],
-            residual=f32_of(out.residual),
-            norm_weight=vector_of(out.weight, features),
+        arguments: dict[str, Any] = {
+            "weight": matrix.data,
+            "q": q,
+            "scale": scale,
+            "bias": optional_vector(product.bias, features),
+            "out_features": features,
+            "quant_blocks": matrix.quant_blocks,
+            "format": FORMAT_NUMBERS[matrix.format.name],
+            "residual": f32_of(out.residual),
+            "norm_weight": vector_of(out.weight, features),
             **out.parts(),
+        }
+        of_kernels, threads = self._deferred, TILES_AT_ONCE * gemv_threads(matrix.quant_blocks)
+        if self._streamed is not None and self._streamed.takes_deferred(matrix):
+            of_kernels, threads = self._streamed.deferred, GEMV_THREADS
+        assert of_kernels is not None
+        launched = (features // QUANT_BLOCK, 1, 1), threads
+        if routed is None:
+            of_kernels.alone.launch(*launched, **arguments)
+            return
+        of_kernels.routed.launch(
+            *launched,
+            **arguments,
+            router=routed.router,
+            logit_sums=routed.logit_sums,
+            logits=routed.logit_sums.shape[0],
         )
 
     def norm_first(

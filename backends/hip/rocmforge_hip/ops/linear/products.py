@@ -24,7 +24,7 @@ from rocmforge_hip.ops.linear.forms import FormKernels
 from rocmforge_hip.ops.linear.gemm import GemmKernels
 from rocmforge_hip.ops.linear.gemv import GemvKernels
 from rocmforge_hip.ops.linear.int8_products import Int8Products
-from rocmforge_hip.ops.linear.later import NormLater, UnmadeProduct, is_norm_later
+from rocmforge_hip.ops.linear.later import NormLater, RouterSums, UnmadeProduct, is_norm_later
 from rocmforge_hip.ops.linear.mixed_gemv import MOST_MIXED, MixedGemvKernels
 from rocmforge_hip.ops.linear.streamed_gemv import STREAMED, StreamedGemv
 from rocmforge_hip.ops.operands import optional_vector, part_of
@@ -176,7 +176,12 @@ class LinearKernels:
         self._mixed.make_and_norm(product, residual, weight, eps, out, scale)
 
     def add_and_defer(
-        self, product: UnmadeProduct, residual: Activation, weight: Weight, eps: float
+        self,
+        product: UnmadeProduct,
+        residual: Activation,
+        weight: Weight,
+        eps: float,
+        routed: RouterSums | None = None,
     ) -> NormLater:
         """Adds what `later` returned to the residual, and returns the norms for what reads them.
 
@@ -185,11 +190,13 @@ class LinearKernels:
             residual: float32 [rows, features]; becomes the sum.
             weight: float32 [features].
             eps: Of the norm.
+            routed: Who else reads the norm, of one row; its sums are added to.
         """
         out = self.norm_later(residual, weight, eps)
         if self._goes_through_mixed_gemv(product.x, product.part.matrix):
-            self._mixed.add_and_defer(product, out)
+            self._mixed.add_and_defer(product, out, routed)
         else:
+            assert routed is None
             self._int8.add_and_defer(product, out)
         return out
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final
+from typing import Final, NamedTuple
 
 from rocmforge_hip.device.driver import Dim3
 from rocmforge_hip.device.kernel import Kernel
@@ -17,6 +17,21 @@ STREAMED: Final = frozenset({"q4_k", "q6_k", "q8_0"})
 """The formats that `gemv_stream.h` knows."""
 
 _STREAMED_GATED: Final = frozenset({"q4_k", "q8_0"})
+
+
+class DeferringKernels(NamedTuple):
+    """What adds a product to the residual, alone or where a router reads the norm, too."""
+
+    alone: Kernel[...]
+    routed: Kernel[...]
+
+    @classmethod
+    def of(cls, library: KernelLibrary, kind: str = "") -> DeferringKernels:
+        """Returns those with such an end of their names."""
+        return cls(
+            library.kernel(f"rf_gemv_deferred{kind}", products.rf_gemv_deferred),
+            library.kernel(f"rf_gemv_deferred_route{kind}", products.rf_gemv_deferred_route),
+        )
 
 
 class StreamedGemv:
@@ -38,7 +53,7 @@ class StreamedGemv:
         self._gated = library.kernel(
             "rf_gemv_deferred_gated_stream", products.rf_gemv_deferred_gated
         )
-        self.deferred: Final = library.kernel("rf_gemv_deferred_stream", products.rf_gemv_deferred)
+        self.deferred: Final = DeferringKernels.of(library, "_stream")
         self._mixed_at_once = self._mixed.blocks_at_once(GEMV_THREADS)
         self._gated_at_once = self._gated.blocks_at_once(GEMV_THREADS)
 

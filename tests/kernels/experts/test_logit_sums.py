@@ -1,0 +1,55 @@
+"""rf_gemv_deferred_route*: what blocks of a product add to the sums of a router's logits."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from rocmforge_hip.weights.formats import FORMAT_NUMBERS
+from tests.support.launches.kernels import Device
+from tests.support.operands.activations import SCALE_DTYPE, quantise
+from tests.support.operands.linear import random_activation, random_layer
+
+STEPS = 2**30  # of 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "threads", "name", "features", "logits"),
+    [
+        ("", 512, "q4_k", 96, 129),
+        ("", 128, "q8_0", 32, 5),
+        ("", 512, "q6_k", 2144, 70),
+        ("_stream", 256, "q8_0", 96, 513),
+        ("_stream", 256, "q4_k", 320, 33),
+    ],
+)
+def test_blocks_add_what_a_router_makes_of_their_columns(
+    device: Device, kind: str, threads: int, name: str, features: int, logits: int
+) -> None:
+    """And the product is that without a router."""
+    if not device.has(f"rf_gemv_deferred_route{kind}"):
+        pytest.skip("this target has no such kernels")
+    rng = np.random.default_rng(3)
+    layer = random_layer(rng, name, features, 512)
+    x = quantise(random_activation(rng, 1, 512), 1)
+    operands = [device.upload(each) for each in (layer.packed(), x.q, x.scales)]
+    norm, old = rng.standard_normal((2, features), np.float32)
+    router = rng.standard_normal((logits, features), np.float32)
+    weight, of_router = device.upload(norm), device.upload(router)
+    sums = device.upload(np.zeros(logits, np.int64))
+    found = []
+    for more, routed in ((), ""), ((of_router, sums, logits), "_route"):
+        residual, q = device.upload(old), device.empty((1, features), np.int8)
+        scale = device.empty((features // 32,), SCALE_DTYPE)
+        squares = device.empty((features // 32,), np.float32)
+        device.launch(
+            f"rf_gemv_deferred{routed}{kind}",
+            *(*operands, None, features, layer.quant_blocks, FORMAT_NUMBERS[name]),
+            *(residual, weight, q, scale, squares, *more),
+            grid=features // 32,
+            block=threads,
+        )
+        found.append([array.get().tobytes() for array in (residual, q, scale, squares)])
+    assert found[1] == found[0]
+    exact = router.astype(np.float64) @ (residual.get().reshape(-1).astype(np.float64) * norm)
+    np.testing.assert_allclose(sums.get() / STEPS, exact, rtol=1e-5, atol=1e-4)
