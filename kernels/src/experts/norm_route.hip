@@ -59,6 +59,7 @@ __device__ __forceinline__ void norm_logits(const NormRoute& x, int first_token,
   __shared__ LogitSum parts[kNormRouteThreads / kWave][kLogits];
   __shared__ float squares[kTokens][kNormRouteThreads * 4 * kNormSteps / kActBlock];
   const int threads = static_cast<int>(blockDim.x);
+  const int blocks = (x.features + kActBlock - 1) / kActBlock;
   LogitSum sums[kOfLane] = {};
   int first_logit = 0;
   float of_delta[kTokens];
@@ -91,9 +92,8 @@ __device__ __forceinline__ void norm_logits(const NormRoute& x, int first_token,
       }
     }
     const int own_token = lane_sums(of_squares, square);
-    if (inside && lane_id() % kActLanes < kTokens) {
-      squares[own_token][i / kActBlock] = square[0];
-    }
+    const int block = i / kActBlock;
+    if (block < blocks && lane_id() % kActLanes < kTokens) squares[own_token][block] = square[0];
     LogitSum found[kOfLane];
     first_logit = logit_parts(products, found);
     for (int k = 0; k < kOfLane; ++k) sums[k] += found[k];
@@ -108,7 +108,7 @@ __device__ __forceinline__ void norm_logits(const NormRoute& x, int first_token,
   float factor = 0.0f;
 #pragma unroll
   for (int k = 0; k < kTokens; ++k) {
-    const float found = factor_of(squares[k], x.features / kActBlock, x.features, x.eps);
+    const float found = factor_of(squares[k], blocks, x.features, x.eps);
     factor = k == t ? found : factor;
   }
   if (t >= kTokens || first_token + t >= x.tokens || first_expert + e >= x.experts) return;

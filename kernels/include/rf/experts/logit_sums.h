@@ -10,8 +10,8 @@ namespace rf {
 using LogitSum = int64_t;
 inline constexpr float kLogitSteps = 1 << 30;  // of 1
 
-// A part is at most 2^23, which leaves room for those of a row. One that is not a number is 0: the
-// row itself tells of it.
+// A part is at most 2^23, which leaves room for those of a row. One that is not a number is the
+// least: the row itself tells of it.
 __device__ __forceinline__ LogitSum logit_steps(float part) {
   constexpr float kMost = 1 << 23;
   return static_cast<LogitSum>(rint(min(max(part, -kMost), kMost) * kLogitSteps));

@@ -337,4 +337,5 @@ def _num_shared(experts: Experts[Weight]) -> int:
 
 def _norm_route_threads(features: int, rule: ExpertsConfig) -> int:
     """Returns the threads of a block that norms a row and chooses its experts."""
-    return max(sum_threads(features, _MOST_THREADS), whole_waves(rule.num_experts))
+    threads = norm_threads(features), sum_threads(features, _MOST_THREADS)
+    return max(*threads, whole_waves(rule.num_experts))
