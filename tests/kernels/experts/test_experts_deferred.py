@@ -234,6 +234,20 @@ def test_biases_are_added_first(device: Device) -> None:
     _check(device, case)
 
 
+@pytest.mark.parametrize("router", [RouterFunction.SOFTMAX, RouterFunction.SIGMOID])
+def test_blocks_choose_by_what_the_function_makes_of_logits(
+    device: Device, router: RouterFunction
+) -> None:
+    """Where a bias is added to that, or groups are ranked by sums of it."""
+    rule = replace(RULE, router=router)
+    _check(device, Case(name="q8_0", rule=rule, has_biases=True))
+    _check(device, Case(name="q8_0", rule=replace(rule, num_groups=4, num_chosen_groups=2)))
+
+
+def test_one_expert_is_chosen(device: Device) -> None:
+    _check(device, Case(name="q8_0", rule=replace(RULE, num_chosen=1)))
+
+
 def test_waves_that_share_an_expert_and_long_rows(device: Device) -> None:
     """As many sums of squares as one wave has no lanes for."""
     _check(device, Case(name="q5_0", features=2144, inner=1056, threads=128, scattered=True))

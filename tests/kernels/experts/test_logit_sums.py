@@ -18,6 +18,7 @@ STEPS = 2**30  # of 1
     [
         ("", 512, "q4_k", 96, 129),
         ("", 128, "q8_0", 32, 5),
+        ("", 128, "q8_0", 64, 70),
         ("", 512, "q6_k", 2144, 70),
         ("_stream", 256, "q8_0", 96, 513),
         ("_stream", 256, "q4_k", 320, 33),
@@ -53,3 +54,28 @@ def test_blocks_add_what_a_router_makes_of_their_columns(
     assert found[1] == found[0]
     exact = router.astype(np.float64) @ (residual.get().reshape(-1).astype(np.float64) * norm)
     np.testing.assert_allclose(sums.get() / STEPS, exact, rtol=1e-5, atol=1e-4)
+
+
+def test_parts_without_end_leave_room_for_the_others(device: Device) -> None:
+    """What is too large counts as 2^23, and what is not a number as the least."""
+    features, logits = 96, 4
+    layer = random_layer(np.random.default_rng(5), "q8_0", features, 32)
+    x = quantise(np.zeros((1, 32), np.float32), 1)
+    old = np.ones(features, np.float32)
+    old[40] = 1e30  # of the second block
+    router = np.zeros((logits, features), np.float32)
+    router[:3, 40] = 1, -1, np.nan
+    router[:, 80] = 3
+    sums = device.upload(np.zeros(logits, np.int64))
+    device.launch(
+        "rf_gemv_deferred_route",
+        *(device.upload(each) for each in (layer.packed(), x.q, x.scales)),
+        *(None, features, layer.quant_blocks, FORMAT_NUMBERS["q8_0"], device.upload(old)),
+        *(device.upload(np.ones(features, np.float32)), device.empty((1, features), np.int8)),
+        *(device.empty((3,), SCALE_DTYPE), device.empty((3,), np.float32)),
+        *(device.upload(router), sums, logits),
+        grid=3,
+        block=128,
+    )
+    most = 2**23
+    assert (sums.get() / STEPS).tolist() == [most + 3, 3 - most, 3 - most, 3]
