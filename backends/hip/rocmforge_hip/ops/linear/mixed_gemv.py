@@ -92,7 +92,14 @@ class MixedGemvKernels:
             for most in GEMV_ROWS
             if has_mixed
         }
-        self._deferred = DeferringKernels.of(library) if has_mixed else None
+        self._deferred = (
+            DeferringKernels(
+                library.kernel("rf_gemv_deferred", products.rf_gemv_deferred),
+                library.kernel("rf_gemv_deferred_route", products.rf_gemv_deferred_route),
+            )
+            if has_mixed
+            else None
+        )
         self._deferred_first = (
             library.kernel("rf_gemv_deferred_first", products.rf_gemv_deferred_first)
             if has_mixed and arena.latent is not None

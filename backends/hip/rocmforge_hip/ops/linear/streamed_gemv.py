@@ -20,18 +20,10 @@ _STREAMED_GATED: Final = frozenset({"q4_k", "q8_0"})
 
 
 class DeferringKernels(NamedTuple):
-    """What adds a product to the residual, alone or where a router reads the norm, too."""
+    """The kernels that add a product to the residual, and leave its norm for later."""
 
     alone: Kernel[...]
-    routed: Kernel[...]
-
-    @classmethod
-    def of(cls, library: KernelLibrary, kind: str = "") -> DeferringKernels:
-        """Returns those with such an end of their names."""
-        return cls(
-            library.kernel(f"rf_gemv_deferred{kind}", products.rf_gemv_deferred),
-            library.kernel(f"rf_gemv_deferred_route{kind}", products.rf_gemv_deferred_route),
-        )
+    routed: Kernel[...]  # where a router reads the norm, too
 
 
 class StreamedGemv:
@@ -53,7 +45,10 @@ class StreamedGemv:
         self._gated = library.kernel(
             "rf_gemv_deferred_gated_stream", products.rf_gemv_deferred_gated
         )
-        self.deferred: Final = DeferringKernels.of(library, "_stream")
+        self.deferred: Final = DeferringKernels(
+            library.kernel("rf_gemv_deferred_stream", products.rf_gemv_deferred),
+            library.kernel("rf_gemv_deferred_route_stream", products.rf_gemv_deferred_route),
+        )
         self._mixed_at_once = self._mixed.blocks_at_once(GEMV_THREADS)
         self._gated_at_once = self._gated.blocks_at_once(GEMV_THREADS)
 
