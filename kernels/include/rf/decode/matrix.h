@@ -16,6 +16,7 @@
 
 #include "rf/decode/unit.h"
 #include "rf/decode/walk.h"
+#include "rf/fetch_line.h"
 
 namespace rf {
 
@@ -205,18 +206,16 @@ class MatrixWave {
   template <class Walk>
   static __device__ __forceinline__ void fetch_rest(const Cache<Stored>& cache, const Walk& walk,
                                                     int known, int wave, int waves) {
-    constexpr int kKeyLines =
-        kStep * kKeyDim * static_cast<int>(sizeof(Stored)) / decode::kLineBytes;
-    constexpr int kValueLines =
-        kStep * kValueDim * static_cast<int>(sizeof(Stored)) / decode::kLineBytes;
+    constexpr int kKeyLines = kStep * kKeyDim * static_cast<int>(sizeof(Stored)) / kLineBytes;
+    constexpr int kValueLines = kStep * kValueDim * static_cast<int>(sizeof(Stored)) / kLineBytes;
     const int line = lane_id();
     for (int base = walk.begin + (wave + waves) * kStep; base < min(walk.end, known);
          base += waves * kStep) {
       const int64_t row = walk.row_of(base, walk.first_row_of(walk.block_of(base)));
       const auto* keys = reinterpret_cast<const char*>(cache.k + row * kKeyDim);
       const auto* values = reinterpret_cast<const char*>(cache.v + row * kValueDim);
-      if (line < kKeyLines) decode::fetch_line(keys + line * decode::kLineBytes);
-      if (line < kValueLines) decode::fetch_line(values + line * decode::kLineBytes);
+      if (line < kKeyLines) fetch_line(keys + line * kLineBytes);
+      if (line < kValueLines) fetch_line(values + line * kLineBytes);
     }
   }
 

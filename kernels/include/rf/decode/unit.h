@@ -15,14 +15,6 @@ namespace decode {
 
 inline constexpr int kTileTokens = 16;
 
-// Has a line of memory come into the L2 cache, where there is an instruction for it.
-inline constexpr int kLineBytes = 128;
-__device__ __forceinline__ void fetch_line([[maybe_unused]] const void* line) {
-#if RF_NVIDIA
-  asm volatile("prefetch.global.L2 [%0];" ::"l"(line));
-#endif
-}
-
 // The instruction C[16 x kColumns] += A[16 x 16] * B[16 x kColumns]. For a lane:
 //
 // - row(slot) are its kRows rows of A; kRowLanes values of row_lane() share the rows

@@ -3,6 +3,7 @@
 // and the logits have the bits of those that one block makes.
 #pragma once
 
+#include "rf/fetch_line.h"
 #include "rf/norms/norm.h"
 
 namespace rf {
@@ -98,13 +99,13 @@ struct RouterColumns {
   static constexpr int kTogether = 4;
   Vec<float, 4> rows[kTogether] = {};
 
-  // Has the columns of the router come into the L2 cache, where there is an instruction for it.
-  __device__ __forceinline__ void fetch([[maybe_unused]] int block) const {
-#if RF_NVIDIA
+  static_assert(kActBlock * sizeof(float) == kLineBytes);
+
+  // Has the columns of the router come nearer.
+  __device__ __forceinline__ void fetch(int block) const {
     for (int i = threadIdx.x; i < count; i += static_cast<int>(blockDim.x)) {
-      asm volatile("prefetch.global.L2 [%0];" ::"l"(columns(i, block)));
+      fetch_line(columns(i, block));
     }
-#endif
   }
 
   // Asks for the first rows.
