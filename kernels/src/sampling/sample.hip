@@ -2,13 +2,14 @@
 //
 //   rf_sample_adjust  penalties and logit bias, on a copy    (only if a row has any)
 //   rf_sample_mask    minus infinity for tokens that are not allowed, on the copy
-//   rf_sample_max     the largest score: greedy rows are done
+//   rf_sample_max     the largest score, and the tokens if no row draws
 //   rf_sample_filter  top-k and top-p as one threshold       (only if a row has a filter)
-//   rf_sample_draw    the largest score plus noise           (only if a row draws)
-//   rf_sample_finish  the token
+//   rf_sample_draw    the largest score plus noise, tokens   (only if a row draws)
 //
-// Rows are cut into parts, one block each, except for the filter. Everything that is summed up
-// over threads is an integer, so results do not depend on the order of threads.
+// Rows are cut into parts, one block each, except for the filter; the last block of a row to finish
+// finds its token. Everything that is summed up over threads is an integer, so results do not
+// depend on the order of threads.
+#include "rf/last_block.h"
 #include "rf/sampling/gumbel.h"
 #include "rf/sampling/scores.h"
 
@@ -183,6 +184,12 @@ __device__ __forceinline__ void lower_limit(Candidates& from, FilterLds& lds, bo
                static_cast<uint32_t>(chosen[3]);
 }
 
+// The token of a row: its target if it has one (not -1), else the chosen one; -1 where a score is
+// NaN or the largest is infinite.
+__device__ __forceinline__ int token_of_row(float highest, int target, int chosen) {
+  return !is_finite(highest) ? kNoToken : target >= 0 ? target : chosen;
+}
+
 }  // namespace rf
 
 // Copies logits to scores and applies penalties and bias there. Grid: (parts, L).
@@ -248,19 +255,26 @@ extern "C" __global__ __launch_bounds__(256) void rf_sample_mask(
   }
 }
 
-// The best token of each part of each row. Grid: (parts, L); highest is [L, parts].
-extern "C" __global__ __launch_bounds__(256) void rf_sample_max(const float* __restrict__ scores,
-                                                                rf::Best* __restrict__ highest,
-                                                                int32_t vocab) {
+// The best token of each part of each row: highest [L, parts]; of each row, unless tokens [L] is
+// null, as rows draw: then rf_sample_draw finds tokens. arrived: [L], see last_block.h. Grid:
+// (parts, L).
+extern "C" __global__ __launch_bounds__(256) void rf_sample_max(
+    const float* __restrict__ scores, rf::Best* __restrict__ highest, uint32_t* arrived,
+    const int32_t* __restrict__ target, int32_t* __restrict__ tokens, int32_t vocab) {
   __shared__ rf::Best scratch[rf::kMaxWaves];
+  const int row = blockIdx.y;
+  const int parts = gridDim.x;
   const rf::TokenRange range = rf::token_range(vocab);
   rf::Best best = rf::kWorst;
-  rf::for_each_four(scores + static_cast<int64_t>(blockIdx.y) * vocab, range.begin, range.end,
+  rf::for_each_four(scores + static_cast<int64_t>(row) * vocab, range.begin, range.end,
                     [&](int token, rf::Vec<float, 4> four) {
                       for (int k = 0; k < 4; ++k) best = rf::better(best, {four[k], token + k});
                     });
   best = rf::block_reduce(best, scratch, rf::better);
-  if (threadIdx.x == 0) highest[blockIdx.y * gridDim.x + blockIdx.x] = best;
+  if (threadIdx.x == 0) highest[row * parts + blockIdx.x] = best;
+  if (!tokens || !rf::is_last_block(arrived + row, parts)) return;
+  best = rf::best_of_block(highest + row * parts, parts, scratch);
+  if (threadIdx.x == 0) tokens[row] = rf::token_of_row(best.score, target[row], best.token);
 }
 
 // The key of the last token that min-p, top-k and top-p let pass. Grid: (L).
@@ -297,58 +311,44 @@ extern "C" __global__ __launch_bounds__(1024) void rf_sample_filter(
   if (threadIdx.x == 0) limits[row] = from.limit;
 }
 
-// The best token of each part of each row with noise added, for rows with a temperature.
-// limits may be null: no row has a filter. Grid: (parts, L); drawn and highest are [L, parts].
+// The best token of each part of each row with noise added, for rows with a temperature: drawn
+// [L, parts]. Then the tokens [L] of all rows. limits may be null: no row has a filter. arrived:
+// [L], see last_block.h. Grid: (parts, L); highest is [L, parts].
 extern "C" __global__ __launch_bounds__(256) void rf_sample_draw(
     const float* __restrict__ scores, const rf::Best* __restrict__ highest,
     const float* __restrict__ temperature, const uint32_t* __restrict__ limits,
     const uint64_t* __restrict__ seed, const int32_t* __restrict__ position,
-    rf::Best* __restrict__ drawn, int32_t vocab) {
+    rf::Best* __restrict__ drawn, uint32_t* arrived, const int32_t* __restrict__ target,
+    int32_t* __restrict__ tokens, int32_t vocab) {
   __shared__ rf::Best scratch[rf::kMaxWaves];
   const int row = blockIdx.y;
   const int parts = gridDim.x;
   const float row_temperature = temperature[row];
-  const float row_highest = rf::best_of_block(highest + row * parts, parts, scratch).score;
-  if (row_temperature == 0.0f || !rf::is_finite(row_highest)) return;
-  const uint32_t limit = limits ? limits[row] : rf::key_of(rf::kNoScore);
-  const uint64_t row_seed = seed[row];
-  const int row_position = position[row];
-
-  const rf::TokenRange range = rf::token_range(vocab);
-  rf::Best best = rf::kWorst;
-  rf::for_each_four(scores + static_cast<int64_t>(row) * vocab, range.begin, range.end,
-                    [&](int token, rf::Vec<float, 4> four) {
-                      bool any_kept = false;
-                      for (int k = 0; k < 4; ++k) {
-                        four[k] = rf::scaled(four[k], row_highest, row_temperature);
-                        if (rf::key_of(four[k]) > limit) four[k] = rf::kNoScore;
-                        any_kept |= four[k] > rf::kNoScore;
-                      }
-                      if (!any_kept) return;
-                      four += rf::gumbel4(row_seed, row_position, token);
-                      for (int k = 0; k < 4; ++k) best = rf::better(best, {four[k], token + k});
-                    });
-  best = rf::block_reduce(best, scratch, rf::better);
-  if (threadIdx.x == 0) drawn[row * parts + blockIdx.x] = best;
-}
-
-// The tokens [L]: the target of a row that has one (not -1), else the best or the drawn one;
-// -1 where a score is NaN or the largest is infinite. drawn may be null: no row draws.
-// Grid: (L), block 64.
-extern "C" __global__ __launch_bounds__(64) void rf_sample_finish(
-    const rf::Best* __restrict__ highest, const rf::Best* __restrict__ drawn,
-    const float* __restrict__ temperature, const int32_t* __restrict__ target,
-    int32_t* __restrict__ tokens, int32_t parts) {
-  __shared__ rf::Best scratch[rf::kMaxWaves];
-  const int row = blockIdx.x;
-  const rf::Best best = rf::best_of_block(highest + row * parts, parts, scratch);
-  int token = best.token;
-  if (!rf::is_finite(best.score)) {
-    token = rf::kNoToken;
-  } else if (target[row] >= 0) {
-    token = target[row];
-  } else if (temperature[row] > 0.0f) {
-    token = rf::best_of_block(drawn + row * parts, parts, scratch).token;
+  const rf::Best top = rf::best_of_block(highest + row * parts, parts, scratch);
+  const bool draws = row_temperature > 0.0f && rf::is_finite(top.score);
+  if (draws) {
+    const uint32_t limit = limits ? limits[row] : rf::key_of(rf::kNoScore);
+    const uint64_t row_seed = seed[row];
+    const int row_position = position[row];
+    const rf::TokenRange range = rf::token_range(vocab);
+    rf::Best best = rf::kWorst;
+    rf::for_each_four(scores + static_cast<int64_t>(row) * vocab, range.begin, range.end,
+                      [&](int token, rf::Vec<float, 4> four) {
+                        bool any_kept = false;
+                        for (int k = 0; k < 4; ++k) {
+                          four[k] = rf::scaled(four[k], top.score, row_temperature);
+                          if (rf::key_of(four[k]) > limit) four[k] = rf::kNoScore;
+                          any_kept |= four[k] > rf::kNoScore;
+                        }
+                        if (!any_kept) return;
+                        four += rf::gumbel4(row_seed, row_position, token);
+                        for (int k = 0; k < 4; ++k) best = rf::better(best, {four[k], token + k});
+                      });
+    best = rf::block_reduce(best, scratch, rf::better);
+    if (threadIdx.x == 0) drawn[row * parts + blockIdx.x] = best;
   }
-  if (threadIdx.x == 0) tokens[row] = token;
+  if (!rf::is_last_block(arrived + row, parts)) return;
+  int token = top.token;
+  if (draws) token = rf::best_of_block(drawn + row * parts, parts, scratch).token;
+  if (threadIdx.x == 0) tokens[row] = rf::token_of_row(top.score, target[row], token);
 }

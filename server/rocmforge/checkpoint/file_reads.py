@@ -19,7 +19,7 @@ from typing import Final
 from rocmforge.checkpoint.locator import FilePart
 from rocmforge.errors import ModelLoadError
 
-THREADS: Final = 10
+THREADS: Final = 12
 """How many parts of reads the C library reads at a time; the others wait for their turn.
 
 A thread that finds the next one waiting need not be woken for it, and fewer leave more of the

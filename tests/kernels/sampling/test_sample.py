@@ -15,7 +15,6 @@ from tests.support.launches.kernels import Device
 
 BEST = np.dtype([("score", np.float32), ("token", np.int32)])
 THREADS = 128
-FINISH_THREADS = 64
 
 Logits = npt.NDArray[np.float32]
 Tokens = npt.NDArray[np.int32]
@@ -33,6 +32,9 @@ class Chain:
         self.scores = self.logits
         self.highest = device.empty((self.rows, parts), BEST, "highest")
         self.drawn = device.empty((self.rows, parts), BEST, "drawn")
+        self.arrived = device.upload(np.zeros(self.rows, np.uint32), "arrived")
+        self.target = device.upload(batch.target_ids, "target")
+        self.tokens = device.empty(self.rows, np.int32, "tokens")
         self.temperature = device.upload(batch.temperature, "temperature")
         self.limits = None if self._unfiltered() else device.empty(self.rows, np.uint32, "limits")
 
@@ -62,8 +64,13 @@ class Chain:
         )
 
     def find_max(self) -> None:
-        args = (self.scores, self.highest, self.vocab)
-        self._device.launch("rf_sample_max", *args, grid=(self.parts, self.rows), block=THREADS)
+        tokens = None if self._batch.temperature.any() else self.tokens
+        self._device.launch(
+            "rf_sample_max",
+            *(self.scores, self.highest, self.arrived, self.target, tokens, self.vocab),
+            grid=(self.parts, self.rows),
+            block=THREADS,
+        )
 
     def filter(self, threads: int) -> None:
         assert self.limits is not None
@@ -83,21 +90,10 @@ class Chain:
             "rf_sample_draw",
             *(self.scores, self.highest, self.temperature, self.limits),
             *(self._device.upload(self._batch.seed), self._device.upload(self._batch.position)),
-            *(self.drawn, self.vocab),
+            *(self.drawn, self.arrived, self.target, self.tokens, self.vocab),
             grid=(self.parts, self.rows),
             block=THREADS,
         )
-
-    def finish(self, all_greedy: bool) -> Tokens:
-        tokens = self._device.empty(self.rows, np.int32, "tokens")
-        self._device.launch(
-            "rf_sample_finish",
-            *(self.highest, None if all_greedy else self.drawn, self.temperature),
-            *(self._device.upload(self._batch.target_ids), tokens, self.parts),
-            grid=self.rows,
-            block=FINISH_THREADS,
-        )
-        return tokens.get()
 
 
 def run(
@@ -115,12 +111,12 @@ def run(
     if len(batch.seen_tokens) or len(batch.bias_tokens) or pending is not None:
         chain.adjust(pending)
     chain.find_max()
-    all_greedy = not batch.temperature.any()
-    if not all_greedy:
+    if batch.temperature.any():
         if chain.limits is not None:
             chain.filter(filter_threads)
         chain.draw()
-    return chain.finish(all_greedy)
+    assert not chain.arrived.get().any()
+    return chain.tokens.get()
 
 
 def assert_as_reference(

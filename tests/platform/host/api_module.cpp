@@ -85,6 +85,17 @@ hipError_t find_buffers(const Launch& launch, std::vector<Allocation*>& buffers)
   return hipSuccess;
 }
 
+// Where a kernel brings something from the host: the memory of the device that it is given right
+// behind pinned memory.
+Range brought_to(const std::vector<Allocation*>& buffers) {
+  for (size_t i = 1; i < buffers.size(); i++) {
+    if (buffers[i - 1]->pinned && !buffers[i]->pinned) {
+      return {reinterpret_cast<void*>(buffers[i]->begin), buffers[i]->size};
+    }
+  }
+  return {};
+}
+
 hipError_t check_shape(const Launch& launch) {
   const uint64_t threads = uint64_t{launch.block[0]} * launch.block[1] * launch.block[2];
   const uint64_t blocks = uint64_t{launch.grid[0]} * launch.grid[1] * launch.grid[2];
@@ -176,9 +187,10 @@ HIP_API hipError_t hipModuleLaunchKernel(void* handle, unsigned grid_x, unsigned
   if (hipError_t error = find_buffers(launch, buffers)) return error;
   const bool counted = !stream->capture;
   function.module->pending += counted;
-  const auto run = [launch, counted] {
+  const auto run = [launch, counted, stream, brought = brought_to(buffers)] {
     resize_dynamic_lds(launch.dynamic_lds);
     launch.module->pending -= counted;
+    if (counted && brought.bytes) stream->upload = brought;
     return block_runner().run(launch);
   };
   const std::string name = std::string("kernel ") + function.kernel->name;

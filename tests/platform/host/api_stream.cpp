@@ -31,7 +31,7 @@ hipError_t refuse_synchronising_capture(Stream& stream, const char* call) {
 }
 
 // Runs a graph. The fault that RF_HOST_STALE_REPLAYS plants: behind so many operations, kernels
-// read of the stream's last copy from the host what the launch before had been given.
+// read of what was last brought from the host what the launch before had been given.
 hipError_t replay(Graph& graph, const Stream& stream) {
   char* const begin = static_cast<char*>(stream.upload.begin);
   const std::vector<char> fresh(begin, begin + stream.upload.bytes);

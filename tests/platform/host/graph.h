@@ -15,7 +15,7 @@ struct Graph {
   Stream* origin = nullptr;  // the stream that began the capture
   std::set<Stream*> joined;  // and those that joined it through events
   bool invalid = false;
-  std::vector<char> upload = {};  // what the stream's last copy had brought at the last launch
+  std::vector<char> upload = {};  // what had come from the host last at the last launch
 };
 
 }  // namespace host

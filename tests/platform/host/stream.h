@@ -51,7 +51,7 @@ struct Stream {
   uint64_t queued = 0, done = 0;  // operations, since the stream was created
   Clock clock = {};               // what is done once all of `queue` is
   std::shared_ptr<Graph> capture = nullptr;
-  Range upload = {};  // where the last copy from the host went
+  Range upload = {};  // where what came from the host last went
 };
 
 struct Event {

@@ -113,10 +113,18 @@ def rf_half_act(*, x: Pointer, out: Pointer, count: I64) -> None:
     """Rounds to halves."""
 
 
-def rf_resolve_tokens(
-    *, token_ids: Pointer, source: Pointer, previous_tokens: Pointer, tokens: Pointer, count: I32
+def rf_begin_step(
+    *,
+    host: Pointer | None,
+    inputs: Pointer | None,
+    words: I32,
+    token_ids: Pointer,
+    source: Pointer,
+    previous_tokens: Pointer,
+    tokens: Pointer,
+    count: I32,
 ) -> None:
-    """Fills in the tokens that the step before sampled."""
+    """Brings the inputs of a step, and fills in the tokens that the step before sampled."""
 
 
 def rf_embed_add(

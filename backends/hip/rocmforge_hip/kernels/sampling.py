@@ -29,8 +29,16 @@ def rf_sample_mask(*, scores: Pointer, allowed: Pointer, vocab: I32) -> None:
     """Takes out the tokens that a grammar does not allow."""
 
 
-def rf_sample_max(*, scores: Pointer, highest: Pointer, vocab: I32) -> None:
-    """Finds the highest score of each part of a row."""
+def rf_sample_max(
+    *,
+    scores: Pointer,
+    highest: Pointer,
+    arrived: Pointer,
+    target: Pointer,
+    tokens: Pointer | None,
+    vocab: I32,
+) -> None:
+    """Finds the highest score of each part of a row; and the tokens, unless some are drawn."""
 
 
 def rf_sample_filter(
@@ -57,21 +65,12 @@ def rf_sample_draw(
     seed: Pointer,
     position: Pointer,
     drawn: Pointer,
-    vocab: I32,
-) -> None:
-    """Adds noise to scores, and finds the highest of each part."""
-
-
-def rf_sample_finish(
-    *,
-    highest: Pointer,
-    drawn: Pointer | None,
-    temperature: Pointer,
+    arrived: Pointer,
     target: Pointer,
     tokens: Pointer,
-    parts: I32,
+    vocab: I32,
 ) -> None:
-    """Puts the parts of each row together."""
+    """Adds noise to scores, finds the highest of each part of a row, and the tokens."""
 
 
 def rf_logprobs(

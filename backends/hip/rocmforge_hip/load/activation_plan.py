@@ -119,7 +119,7 @@ def _of_causal(
             (limits.sequences * max(layer.num_heads for layer in config.layers),), "u4"
         ),
         gemm_partial=geometry.gemm_scratch(),
-        arrived=spec((1,), "u4"),
+        arrived=spec((rows,), "u4"),
         squares=spec((MAX_GEMV_ROWS, ceil_div(hidden_size, QUANT_BLOCK)), "f4"),
         experts=_of_experts(config, weights, geometry, tokens),
         expert_inputs=_multiplied(tokens, latent, f32=spec((tokens, latent), "f4"))

@@ -196,7 +196,7 @@ class ActivationArrays(Generic[X]):
     delta: Forms[X]  # [T, hidden_size]
     intermediate: Forms[X]  # [T, intermediate_size]
     gemm_partial: X  # float32, results of splits of K
-    arrived: X  # uint32, 0 between launches: kernels/include/rf/last_block.h
+    arrived: X  # uint32 [L], zeros between launches: kernels/include/rf/last_block.h
     squares: X | None = None  # float32 [rows of GEMV, hidden_size / QUANT_BLOCK], see `NormLater`
     post_normed: Forms[X] | None = None  # [T, hidden_size], what is added to the residual
     # Of causal models.

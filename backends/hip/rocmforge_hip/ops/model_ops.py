@@ -625,6 +625,8 @@ class HipOps:
         )
 
     def take_logit_rows(self, step: DeviceStep, x: Activation) -> Activation:
+        if step.shape.reads_all:
+            return x
         if x.rows < step.shape.tokens:  # they were taken in front of the last network
             return self._sums.completed(x)
         return self._taken(step, x, self._arena.logit_rows)
@@ -643,7 +645,8 @@ class HipOps:
         part = part_of(weight)
         if x.rows == 0:
             return empty(self._arena.product(Product.LOGITS), 0, part.out_features, half=False)
-        out = self.products.multiply(x, part, None)
+        # Where so large a matrix completed a norm, that took longer than a launch for it.
+        out = self.products.multiply(self._sums.completed(x), part, None)
         if softcap is not None:
             self._rows.softcap(f32_of(out), softcap)
         return out

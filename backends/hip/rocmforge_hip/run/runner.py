@@ -40,7 +40,7 @@ from rocmforge_hip.device.opening import Device
 from rocmforge_hip.ops.activations import MAX_TOP_LOGPROBS, Activation, ActivationArrays, StepLimits
 from rocmforge_hip.ops.model_ops import HipOps
 from rocmforge_hip.ops.operands import empty, f32_of
-from rocmforge_hip.ops.sampling.sampler import Sampler
+from rocmforge_hip.ops.sampling.sampler import Sampler, StagedInputs
 from rocmforge_hip.ops.step.arrays import StepArrays
 from rocmforge_hip.ops.step.device_step import DeviceStep
 from rocmforge_hip.ops.step.layout import StepLayout
@@ -336,7 +336,8 @@ class HipRunner:
         driver.record_event(lane.started, stream)
         is_masked_later = step.sampling.is_masked_later
         size = layout.masks.offset if is_masked_later else layout.nbytes
-        driver.copy_to_device(model.inputs.address, lane.inputs.address, size, stream)
+        if model.sampler is None:
+            driver.copy_to_device(model.inputs.address, lane.inputs.address, size, stream)
         variant = self.variants.of(shape) if bucket and not shape.prefills else PLAIN
         # Where one launch does all, it takes a token's index for what it rotates by.
         if variant.fuses_attention and (
@@ -352,11 +353,11 @@ class HipRunner:
             last_tokens = len(step.logit_rows) if leaves_out else step.num_tokens
             self._experts.begin(shape.tokens, step.num_tokens, last_tokens)
         if model.sampler is not None:
-            # Not in the graph: the first kernel to read what was copied is an ordinary launch,
-            # which the runtime orders behind the copy as without graphs. A copy right before a
-            # replay is what ROCm/hip#3902 (gfx950) and the program in #3887 (gfx1201) have in
-            # common: there, the kernels of the graph read what the replay before was given.
-            model.sampler.resolve_tokens(on_device)
+            # Not in the graph, whose launches have the same arguments in every replay, and no copy:
+            # one right before a replay is what ROCm/hip#3902 (gfx950) and the program in #3887
+            # (gfx1201) have in common, where the kernels of the graph read what the replay before
+            # was given.
+            model.sampler.begin(on_device, StagedInputs(lane.inputs, model.inputs, size))
         forward = self._compute(on_device, model, is_bucket=bucket is not None)
         output = OutputLayout(
             *(shape.rows, needs.logprobs, needs.num_top, shape.sums, model.config.output_size),

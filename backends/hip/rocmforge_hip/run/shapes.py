@@ -14,6 +14,7 @@ from rocmforge_hip.ops.step.shape import (
     StateLaunch,
     StepShape,
     in_turn,
+    reads_all,
     reads_ends,
 )
 from rocmforge_hip.weights.adapters import most_tiles, tile_rows
@@ -92,6 +93,7 @@ class StepShapes:
             longest_checked=longest_checked,
             window_groups=len(step.window_tables),
             has_axes=self._has_axes,
+            reads_all=reads_all(step),
         )
 
     def _of_prompt(self, step: StepInput) -> StepShape | None:
@@ -184,4 +186,5 @@ def exact_shape(
         longest_window=int(np.diff(step.tile_windows).max(initial=0)),
         both_ways=len(step.seen_ends) > 0,
         reads_ends=(decodes < step.num_sequences and len(step.logit_rows) > 0 and reads_ends(step)),
+        reads_all=reads_all(step),
     )

@@ -197,7 +197,7 @@ def _embed(bench: Workbench) -> float:
     tokens = [5, 0, 95, 17, 5, 64, 33]
     step = bench.step([(len(tokens), len(tokens), [0])], tokens=tokens)
     if bench.config.causal:
-        bench.sampler.resolve_tokens(step)
+        bench.sampler.begin(step)
     on_device, stored = bench.model.weights.embedding, bench.weights.embedding
     got = bench.model.ops.embed(
         step, on_device.token, on_device.position, on_device.type, _EMBEDDING_SCALE

@@ -23,6 +23,7 @@ from rocmforge_hip.ops.linear.gemm import UnmadeSplits
 from rocmforge_hip.ops.norms import RmsNorms
 from rocmforge_hip.ops.operands import empty, part_of
 from rocmforge_hip.ops.rows import HiddenRows, PerLayerRows, RowKernels
+from rocmforge_hip.ops.sampling.sampler import StagedInputs
 from rocmforge_hip.ops.step.device_step import StagedRows
 from rocmforge_hip.verify import oracle
 from rocmforge_hip.verify.cases import Case, Group, error, values_of
@@ -103,7 +104,7 @@ def groups() -> Iterator[Group]:
         Case("squared_relu", "12 rows of halves", _HALF, partial(_squared_relu, dtype=np.float16)),
         Case("sum_rows", "a few rows and many", _FLOAT, _sum_rows),
         Case("embed", "rows of embeddings", _FLOAT, _embed_rows),
-        Case("resolve_tokens", "from the host and from the step before", 0.0, _resolve),
+        Case("begin_step", "tokens from the host and from the step before", 0.0, _begin),
     )
     yield Group(Recipe(hidden_size=160), others)
     two_slices = (
@@ -478,7 +479,7 @@ def _embed_rows(bench: Workbench) -> float:
     staged = StagedRows(device.driver, device.stream, pinned.address, tokens)
     ids = [5, 0, 41, 17, 5, 63, 33]
     step = replace(bench.step([(len(ids), len(ids), [0])], tokens=ids), embeddings=staged)
-    bench.sampler.resolve_tokens(step)
+    bench.sampler.begin(step)
     got = bench.result(
         bench.model.ops.embed(step, bench.model.weights.embedding.token, None, None, 3.0)
     )
@@ -487,12 +488,19 @@ def _embed_rows(bench: Workbench) -> float:
     return error(got, want)
 
 
-def _resolve(bench: Workbench) -> float:
-    """Checks that a row that could not be sampled, -1, stands for token 0."""
+def _begin(bench: Workbench) -> float:
+    """Checks what comes from pinned memory, and that a row without a token, -1, is token 0."""
     before = np.array([41, -1, 43], np.int32)
     bench.put(before, bench.sampler.tokens)
     step = bench.step([(5, 5, [0])], tokens=[7, 0, 9, 0, 0], sources=[-1, 2, -1, 1, 0])
-    bench.sampler.resolve_tokens(step)
+    inputs, memory = bench.model.inputs, bench.device.memory
+    wanted = bench.get(inputs)
+    staged = StagedInputs(memory.pinned(wanted.nbytes, "inputs of a step"), inputs, wanted.nbytes)
+    staged.host.bytes[:] = wanted
+    bench.put(np.zeros_like(wanted), inputs)
+    bench.sampler.begin(step, staged)
     assert bench.model.arena.tokens is not None
     got = bench.get(bench.model.arena.tokens.first(5))
+    if (bench.get(inputs) != wanted).any():
+        return float("inf")
     return error(got.astype(np.float64), np.array([7.0, 43, 9, 0, 41]))

@@ -22,27 +22,25 @@ import numpy.typing as npt
 from rocmforge.checkpoint.file_reads import PARTS, THREADS, FileRead
 from rocmforge.checkpoint.locator import FilePart
 from rocmforge_hip.device.driver import Driver
-from rocmforge_hip.device.memory import DeviceArray, Memory, spec
+from rocmforge_hip.device.memory import Memory
 from rocmforge_hip.weights.formats import ceil_div, round_up
 
 Bytes = npt.NDArray[np.uint8]
 _NAME: Final = "loading weights"
-_COPIED: Final = 2  # pieces whose copy may be running while the next one is started
+_COPIED: Final = 3  # pieces whose copy may be running while the next one is started
 RING: Final = ceil_div(THREADS, PARTS) + _COPIED + 2
 _PAGE: Final = 4096  # bytes
-_NOWHERE: Final = DeviceArray(0, (0,), np.dtype("u1"))
 
 
 @dataclass(slots=True, eq=False)
 class StagingBuffer:
-    """One place of the ring: pinned memory, a device buffer, and what happened to them."""
+    """One place of the ring: pinned memory, and what happened to it."""
 
     host: Bytes
     host_address: int
     file: FileRead
+    arrived: int  # event: the copy is done
     computed: Future[None] | None = None  # what fills the place if that is no file
-    device: DeviceArray = _NOWHERE
-    arrived: int = 0  # event: the copy is done
     is_pinned: bool = False  # copies take no longer than they must
 
     def wait(self) -> None:
@@ -78,28 +76,24 @@ class StagingRing:
         step = round_up(stage_bytes, _PAGE)
         self._host = self._memory.huge_pages(RING * step, _NAME)
         self._stages = [
-            StagingBuffer(self._host.bytes[start : start + stage_bytes], address, FileRead())
+            StagingBuffer(
+                self._host.bytes[start : start + stage_bytes],
+                self._host.address + start,
+                FileRead(),
+                driver.create_event(timed=False),
+            )
             for start in range(0, RING * step, step)
-            for address in [self._host.address + start]
         ]
         self._pieces: Iterator[StagingPiece] = iter(())
         self._reading: deque[tuple[StagingPiece, StagingBuffer]] = deque()
         self._copying: deque[StagingBuffer] = deque()
 
     def start(self, pieces: Iterator[StagingPiece]) -> None:
-        """Makes places on the device, and starts to read the first pieces.
+        """Starts to read the first pieces.
 
         Args:
             pieces: All of them; the others are taken from it when there is room for them.
-
-        Raises:
-            OutOfMemory: The device has no room for the ring.
         """
-        device = self._memory.device(spec((RING, self._stage_bytes), "u1"), _NAME).array
-        for number, stage in enumerate(self._stages):
-            address = device.address + number * self._stage_bytes
-            stage.device = DeviceArray(address, (self._stage_bytes,), device.dtype)
-            stage.arrived = self._driver.create_event(timed=False)
         self._pieces = pieces
         for piece, stage in zip(islice(pieces, RING), self._stages, strict=False):
             self._fill(stage, piece)
@@ -133,8 +127,7 @@ class StagingRing:
         self._pool.shutdown(cancel_futures=True)
         for stage in self._stages:
             stage.file.close()
-            if stage.arrived:
-                self._driver.destroy_event(stage.arrived)
+            self._driver.destroy_event(stage.arrived)
         self._stages.clear()
         for buffer in self._memory.release():
             buffer.free()

@@ -1,9 +1,9 @@
 """Weights from the file to the device, in the layout of the kernels.
 
 Several threads read pieces of the file into a ring of pinned buffers (`staging`), straight from the
-page cache; this one starts the copy of each piece in one stream and the kernel that repacks it
-in another, in the order of the model. So reading, copying and repacking overlap, and the processor
-only copies bytes.
+page cache; this one starts the copy of each piece in one stream, and in another a kernel that
+repacks a run of them (`landing`), in the order of the model. So reading, copying and repacking
+overlap, and the processor only copies bytes.
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ from rocmforge_hip.device.memory import DeviceArray, Memory, spec
 from rocmforge_hip.kernels.products import rf_repack
 from rocmforge_hip.weights.formats import Matrix, MatrixPart, Vector, Weight, ceil_div, round_up
 from rocmforge_hip.weights.hosting import HostLoading
+from rocmforge_hip.weights.landing import PIECES, Landing
 from rocmforge_hip.weights.placement import Planned, PlannedMatrix, PlannedVector, storages
-from rocmforge_hip.weights.staging import RING, Bytes, StagingBuffer, StagingPiece, StagingRing
+from rocmforge_hip.weights.staging import Bytes, StagingBuffer, StagingPiece, StagingRing
 
 _Group = list[tuple[PlannedVector, int]]
 """Vectors that travel together, each with its first element."""
 
-_CHUNK_BYTES: Final = 8 << 20
+_CHUNK_BYTES: Final = 9 << 20
 _REPACK_THREADS: Final = 256
 _VECTOR_ALIGN: Final = 64  # elements
 _GAP: Final = 256  # bytes before each matrix
@@ -57,10 +58,10 @@ class WeightLoader:
         self._library = library
         self._stream = stream
         self._copies = driver.create_stream()
-        self._emptied = driver.create_event(timed=False)
         self._memory = memory
         self._locate = locate
         self._ring: StagingRing | None = None
+        self._landing: Landing | None = None
         self._hosting: HostLoading | None = None
         self._kernels: dict[str, Kernel[...]] = {}
         self._matrices: dict[int, Matrix] = {}  # by the id of their plan, as are the vectors
@@ -85,31 +86,30 @@ class WeightLoader:
         progress(0.0)
         chunk_bytes, total = _sizes(wanted)
         self._ring = StagingRing(self._driver, chunk_bytes)
+        self._landing = Landing(self._driver, self._copies, self._stream, chunk_bytes)
         matrices = [storage for storage in wanted if isinstance(storage, PlannedMatrix)]
         vectors = [storage for storage in wanted if isinstance(storage, PlannedVector)]
         groups = list(_vector_groups(vectors, chunk_bytes))
         hosted = [plan for plan in matrices if plan.seats is not None]
         if hosted:
             self._hosting = HostLoading(self._driver, self._stream, self._memory, hosted)
-        self._allocate(matrices, groups)
+        addresses = self._allocate(matrices, groups)
         self._ring.start(self._pieces(matrices, groups, chunk_bytes))
+        # While the first pieces are read.
+        self._arrange(matrices, groups, addresses)
         self._kernels = {
             name: self._library.kernel(f"rf_repack_{name}", rf_repack)
             for name in {plan.format.name for plan in matrices}
         }
         done = next_told = 0
         with closing(self._ring.read()) as stages:
-            for number, (piece, stage) in enumerate(stages):
-                if number % (RING // 2) == 0:
-                    # Every place of the device whose turn it is was emptied before the last record.
-                    if number:
-                        self._driver.wait_for_event(self._copies, self._emptied)
-                    self._driver.record_event(self._emptied, self._stream)
+            for piece, stage in stages:
                 piece.finish(stage)
                 done += piece.nbytes
                 if next_told <= done < total:  # a report of each piece would hold up the next
                     progress(done / total)
                     next_told = done + total // _REPORTS
+        self._driver.synchronize_stream(self._copies)
         self._driver.synchronize_stream(self._stream)
         progress(1.0)
 
@@ -124,13 +124,15 @@ class WeightLoader:
         return convert(plan, weight)
 
     def close(self) -> None:
-        """Waits for the last copy and gives the ring back."""
+        """Waits for the last copy and launch, and gives back what only loading needs."""
+        self._driver.synchronize_stream(self._copies)
         self._driver.synchronize_stream(self._stream)
         if self._ring is not None:
             self._ring.close()
+        if self._landing is not None:
+            self._landing.close()
         if self._hosting is not None:
             self._hosting.close()
-        self._driver.destroy_event(self._emptied)
         self._driver.destroy_stream(self._copies)
 
     def _pieces(
@@ -145,25 +147,31 @@ class WeightLoader:
             yield from pieces
         yield from map(self._vectors_piece, groups)
 
-    def _allocate(self, wanted: list[PlannedMatrix], groups: list[_Group]) -> None:
+    def _allocate(self, matrices: list[PlannedMatrix], groups: list[_Group]) -> list[int]:
         """Makes room for all weights at once: each allocation holds up several copies.
 
         A matrix begins behind a gap that nothing is written to, so that the checking platform sees
         a kernel that reads on behind the one before it. So does a group of vectors.
+
+        Returns:
+            Where each matrix begins, and then each group. None is there of those that are hosted.
         """
+        sizes = [0 if plan.is_hosted else plan.seated.nbytes for plan in matrices]
+        sizes += [_length(group) * _FLOAT_BYTES for group in groups]
         starts, end = [], 0
-        for plan in wanted:
-            if plan.is_hosted:
-                starts.append(0)
-                continue
+        for nbytes in sizes:
             starts.append(end + _GAP)
-            end += _GAP + round_up(plan.seated.nbytes, _GAP)
-        first_vectors = end
-        end += sum(_GAP + round_up(_length(group) * _FLOAT_BYTES, _GAP) for group in groups)
+            end += _GAP + round_up(nbytes, _GAP)
         base = self._memory.device(spec((end,), "u1"), "weights").array.address if end else 0
-        for plan, start in zip(wanted, starts, strict=True):
+        return [base + start for start in starts]
+
+    def _arrange(
+        self, matrices: list[PlannedMatrix], groups: list[_Group], addresses: list[int]
+    ) -> None:
+        """Makes the weights, which are yet to be loaded, of what `_allocate` returned."""
+        of_matrices, of_groups = addresses[: len(matrices)], addresses[len(matrices) :]
+        for plan, address in zip(matrices, of_matrices, strict=True):
             what, of_host = plan.seated, None
-            address = base + start
             if plan.is_hosted:
                 what = plan.storage
                 address = self._memory.pinned(
@@ -183,63 +191,61 @@ class WeightLoader:
                 plan.num_shared,
                 of_host,
             )
-        address = base + first_vectors
-        for group in groups:
-            address += _GAP
+        for group, address in zip(groups, of_groups, strict=True):
             for storage, first in group:
                 what = storage.storage
                 array = DeviceArray(address + first * _FLOAT_BYTES, what.shape, what.dtype)
                 self._vectors[id(storage)] = Vector(array)
-            address += round_up(_length(group) * _FLOAT_BYTES, _GAP)
 
     def _matrix_pieces(self, plan: PlannedMatrix, chunk_bytes: int) -> Iterator[StagingPiece]:
-        """Yields runs of rows that fit the ring."""
+        """Yields runs of rows that fit the ring, several of which are repacked together."""
+        row = plan.format.row_bytes(plan.in_features)
+        most = chunk_bytes // row
         for tensor, first_row, placing in plan.parts:
             matrix_rows = tensor.shape[-2] + (0 if plan.num_experts else first_row)
             for stored in _rows_of(tensor):
-                row = plan.format.row_bytes(plan.in_features)
-                count, most = stored.shape[0], chunk_bytes // row
+                count = stored.shape[0]
                 place = None if isinstance(stored, Derived) else self._place(stored)
-                for start, end in _runs(count, most):
-                    rows, nbytes = end - start, (end - start) * row
-                    finish = partial(
-                        self._repack, plan, rows, nbytes, first_row + start, matrix_rows, placing
+                for start, end in _runs(count, most * PIECES):
+                    repack = partial(
+                        self._repack, plan, end - start, first_row + start, matrix_rows, placing
                     )
-                    if place is not None:
-                        part = FilePart(place.path, place.offset + start * row)
-                        yield StagingPiece(part, nbytes, finish)
-                        continue
-                    source = (
-                        stored.slice(0, start, end)
-                        if isinstance(stored, Derived)
-                        else stored[start:end]
-                    )
-                    yield StagingPiece(partial(_copy_data, source), nbytes, finish)
+                    for first, last in _runs(end - start, most):
+                        nbytes, then = (last - first) * row, repack if last == end - start else None
+                        finish = partial(self._land, first * row, nbytes, then)
+                        source = _source(stored, place, start + first, start + last, row)
+                        yield StagingPiece(source, nbytes, finish)
                 first_row += count
 
     def _place(self, data: Bytes) -> FilePart | None:
         """Returns where bytes lie in a file; None if that is not known."""
         return self._locate(data) if self._locate is not None else None
 
-    def _repack(
-        self,
-        plan: PlannedMatrix,
-        rows: int,
-        nbytes: int,
-        first_row: int,
-        matrix_rows: int,
-        placing: int,
-        stage: StagingBuffer,
+    def _land(
+        self, offset: int, nbytes: int, repack: Callable[[], None] | None, stage: StagingBuffer
     ) -> None:
+        """Copies a piece behind those before it; the last is followed by the kernel for all."""
+        assert self._landing is not None
+        if not offset:
+            self._landing.begin()
+        self._copy(stage, self._landing.room.address + offset, nbytes)
+        if repack is not None:
+            self._driver.wait_for_event(self._stream, stage.arrived)
+            repack()
+            self._landing.end()
+
+    def _repack(
+        self, plan: PlannedMatrix, rows: int, first_row: int, matrix_rows: int, placing: int
+    ) -> None:
+        assert self._landing is not None
         matrix = self._matrices[id(plan)]
         target = matrix.data
         if matrix.hosted is not None and self._hosting is not None:
             target = self._hosting.target(plan)
-        self._copy(stage, stage.device, nbytes)
         self._kernels[matrix.format.name].launch(
             (ceil_div(rows * matrix.quant_blocks, _REPACK_THREADS), 1, 1),
             _REPACK_THREADS,
-            blocks=stage.device,
+            blocks=self._landing.room,
             weight=target,
             rows=rows,
             quant_blocks=matrix.quant_blocks,
@@ -261,14 +267,13 @@ class WeightLoader:
                     first += elements.size
 
         def finish(stage: StagingBuffer) -> None:
-            self._copy(stage, self._vectors[id(group[0][0])].data, nbytes)
+            self._copy(stage, self._vectors[id(group[0][0])].data.address, nbytes)
 
         return StagingPiece(read, nbytes, finish)
 
-    def _copy(self, stage: StagingBuffer, target: DeviceArray, nbytes: int) -> None:
-        self._driver.copy_to_device(target.address, stage.host_address, nbytes, self._copies)
+    def _copy(self, stage: StagingBuffer, address: int, nbytes: int) -> None:
+        self._driver.copy_to_device(address, stage.host_address, nbytes, self._copies)
         self._driver.record_event(stage.arrived, self._copies)
-        self._driver.wait_for_event(self._stream, stage.arrived)
 
 
 def _vector_groups(wanted: list[PlannedVector], chunk_bytes: int) -> Iterator[_Group]:
@@ -329,6 +334,16 @@ def _runs(count: int, most: int) -> Iterator[tuple[int, int]]:
     parts = ceil_div(count, most)
     ends = [number * count // parts for number in range(parts + 1)]
     yield from pairwise(ends)
+
+
+def _source(
+    stored: Bytes | Derived, place: FilePart | None, start: int, end: int, row_bytes: int
+) -> FilePart | Callable[[Bytes], None]:
+    """Returns where rows of a matrix come from: its file, if that is known."""
+    if place is not None:
+        return FilePart(place.path, place.offset + start * row_bytes)
+    source = stored.slice(0, start, end) if isinstance(stored, Derived) else stored[start:end]
+    return partial(_copy_data, source)
 
 
 def _copy_data(source: Bytes | Tensor, target: Bytes) -> None:

@@ -37,8 +37,40 @@ struct Activations {
   }
 };
 
-// The product of a quant block of weights and one of activations.
+// Whether high nibbles may stay in their places, as 16 times the code: there is one shift for all
+// of them then. It takes an instruction for unsigned bytes times signed ones.
+#if RF_NVIDIA || (RF_HOST && RF_WAVE == 32)
 template <class Format>
+inline constexpr bool kHighInPlace = PlainNibbles<Format>;
+#else
+template <class Format>
+inline constexpr bool kHighInPlace = false;
+#endif
+
+// sum + the dot product of four unsigned bytes and four signed ones.
+__device__ __forceinline__ int dot4_unsigned(uint32_t a, int b, int sum) {
+#if RF_NVIDIA
+  asm("dp4a.u32.s32 %0, %1, %2, %0;" : "+r"(sum) : "r"(a), "r"(b));
+#else
+  for (int shift = 0; shift < 32; shift += 8) {
+    sum += static_cast<int>(a >> shift & 0xff) * static_cast<int8_t>(b >> shift);
+  }
+#endif
+  return sum;
+}
+
+// Four codes as unit_dot takes them.
+template <class Format, bool kInPlace>
+__device__ __forceinline__ uint32_t code_of(const typename Format::Chunk& chunk, int u, int k) {
+  if constexpr (kInPlace) {
+    return Format::plain_nibbles(chunk, u)[k % 4] & (k < 4 ? 0x0f0f0f0fu : 0xf0f0f0f0u);
+  } else {
+    return Format::code(chunk, u, k);
+  }
+}
+
+// The product of a quant block of weights and one of activations.
+template <class Format, bool kInPlace = false>
 __device__ __forceinline__ float unit_dot(const uint32_t (&code)[8],
                                           const Scales<Format::kScales>& scales,
                                           const Activations::Block& x) {
@@ -48,8 +80,17 @@ __device__ __forceinline__ float unit_dot(const uint32_t (&code)[8],
   for (int part = 0; part < kParts; ++part) {
     const int x_sum = kParts == 1 ? halves[0] + halves[1] : halves[part];
     int sum = -Format::kZero * x_sum;
-    for (int k = part * 8 / kParts; k < (part + 1) * 8 / kParts; ++k) {
-      sum = dot4(code[k], x.q[k / 4][k % 4], sum);
+    if constexpr (kInPlace) {
+      int high = 0;
+      for (int k = 0; k < 4; ++k) {
+        sum = dot4_unsigned(code[k], static_cast<int>(x.q[0][k]), sum);
+        high = dot4_unsigned(code[4 + k], static_cast<int>(x.q[1][k]), high);
+      }
+      sum += high >> 4;
+    } else {
+      for (int k = part * 8 / kParts; k < (part + 1) * 8 / kParts; ++k) {
+        sum = dot4(code[k], x.q[k / 4][k % 4], sum);
+      }
     }
     result += scales.scale[part] * static_cast<float>(sum);
     if constexpr (Format::kOffset) result += scales.offset[part] * static_cast<float>(x_sum);
@@ -66,6 +107,7 @@ __device__ __forceinline__ void gemv_dot(const Format (&rows)[kGroups], const X&
                                          int step, float (&sums)[kRows][kGroups],
                                          const Begun& begun) {
   constexpr int kQuantBlocks = Format::kQuantBlocks;
+  constexpr bool kInPlace = kRows == 1 && kHighInPlace<Format>;
   const int chunks = x.quant_blocks / kQuantBlocks;
   const int place = first % 4;  // the same in every step, as step is a multiple of 4
   typename Format::Chunk next[kGroups];
@@ -85,7 +127,7 @@ __device__ __forceinline__ void gemv_dot(const Format (&rows)[kGroups], const X&
     for (int u = 0; u < kQuantBlocks; ++u) {
 #pragma unroll
       for (int j = 0; j < kGroups; ++j) {
-        for (int k = 0; k < 8; ++k) code[u][j][k] = Format::code(next[j], u, k);
+        for (int k = 0; k < 8; ++k) code[u][j][k] = code_of<Format, kInPlace>(next[j], u, k);
         scales[u][j] = Format::scales(next[j], place, u);
       }
     }
@@ -104,7 +146,7 @@ __device__ __forceinline__ void gemv_dot(const Format (&rows)[kGroups], const X&
       for (int u = 0; u < kQuantBlocks; ++u) {
 #pragma unroll
         for (int j = 0; j < kGroups; ++j) {
-          sums[m][j] += unit_dot<Format>(code[u][j], scales[u][j], values[u]);
+          sums[m][j] += unit_dot<Format, kInPlace>(code[u][j], scales[u][j], values[u]);
         }
       }
     }

@@ -89,18 +89,6 @@ struct Streamed<Q8_0> : StreamedCodes {
   }
 };
 
-// sum + the dot product of four unsigned bytes and four signed ones.
-__device__ __forceinline__ int dot4_unsigned(uint32_t a, int b, int sum) {
-#if RF_NVIDIA
-  asm("dp4a.u32.s32 %0, %1, %2, %0;" : "+r"(sum) : "r"(a), "r"(b));
-#else
-  for (int shift = 0; shift < 32; shift += 8) {
-    sum += static_cast<int>(a >> shift & 0xff) * static_cast<int8_t>(b >> shift);
-  }
-#endif
-  return sum;
-}
-
 // As unit_dot: the product of quant block u of a chunk and one of activations.
 template <class Format>
 __device__ __forceinline__ float streamed_dot(const typename Format::Chunk& chunk, int place, int u,

@@ -160,6 +160,11 @@ struct Plain {
 template <class Format>
 concept Quantised = requires { Format::kQuantBlocks; };
 
+// Formats whose codes are the nibbles of four words and nothing else, low ones first.
+template <class Format>
+concept PlainNibbles =
+    requires(const typename Format::Chunk& chunk) { Format::plain_nibbles(chunk, 0); };
+
 // Brings what code() needs to LDS; all threads of the block call it.
 template <class Format>
 __device__ __forceinline__ void prepare() {

@@ -93,7 +93,7 @@ PLANTED = (
     ("half_act", "rf_half_act"),
     ("take_rows", "rf_take_rows"),
     ("sum_rows", "rf_sum_rows"),
-    ("resolve_tokens", "rf_resolve_tokens"),
+    ("begin_step", "rf_begin_step"),
     ("embed", "rf_embed_*"),
     ("gemv", "rf_gemv_*"),
     ("gemm", "rf_gemm_*"),

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
 from rocmforge_hip.device.library import KernelLibrary
-from rocmforge_hip.device.memory import DeviceArray
+from rocmforge_hip.device.memory import DeviceArray, PinnedBuffer
 from rocmforge_hip.kernels import rows as row_kernels
 from rocmforge_hip.kernels import sampling
 from rocmforge_hip.ops.activations import Activation, ActivationArrays
@@ -17,7 +18,26 @@ from rocmforge_hip.ops.step.output import OutputLayout
 from rocmforge_hip.weights.formats import ceil_div
 
 _THREADS: Final = 256
-_FINISH_THREADS: Final = 64
+_WORD_BYTES: Final = 16  # that `rf_begin_step` brings at a time
+
+
+@dataclass(frozen=True, slots=True)
+class StagedInputs:
+    """Inputs of a step in pinned memory."""
+
+    host: PinnedBuffer
+    inputs: DeviceArray  # where they are wanted
+    nbytes: int
+
+    @property
+    def array(self) -> DeviceArray:
+        """The memory, which kernels can read."""
+        return DeviceArray(self.host.address, (self.nbytes,), self.inputs.dtype)
+
+    def there(self, array: DeviceArray) -> DeviceArray:
+        """Returns one of the wanted arrays as it is in pinned memory."""
+        address = self.host.address + array.address - self.inputs.address
+        return DeviceArray(address, array.shape, array.dtype)
 
 
 class Sampler:
@@ -35,26 +55,39 @@ class Sampler:
         assert arena.tokens is not None
         self._geometry = geometry
         self._arrays = arena.sampling
+        self._arrived = arena.arrived
         self.tokens: Final = arena.sampling.tokens()
         """Those that the last step sampled, by row."""
         self._token_ids = arena.tokens
-        self._resolve = library.kernel("rf_resolve_tokens", row_kernels.rf_resolve_tokens)
+        self._begin = library.kernel("rf_begin_step", row_kernels.rf_begin_step)
         self._adjust = library.kernel("rf_sample_adjust", sampling.rf_sample_adjust)
         self._mask = library.kernel("rf_sample_mask", sampling.rf_sample_mask)
         self._max = library.kernel("rf_sample_max", sampling.rf_sample_max)
         self._filter = library.kernel("rf_sample_filter", sampling.rf_sample_filter)
         self._draw = library.kernel("rf_sample_draw", sampling.rf_sample_draw)
-        self._finish = library.kernel("rf_sample_finish", sampling.rf_sample_finish)
         self._logprobs = library.kernel("rf_logprobs", sampling.rf_logprobs)
 
-    def resolve_tokens(self, step: DeviceStep) -> None:
-        """Writes the token ids of the step, with those of the previous step filled in."""
+    def begin(self, step: DeviceStep, staged: StagedInputs | None = None) -> None:
+        """Writes the token ids of the step, with those of the previous step filled in.
+
+        Args:
+            step: The step.
+            staged: Its inputs, to be brought first; None: they are there.
+        """
         count = step.shape.tokens
-        self._resolve.launch(
-            (ceil_div(count, _THREADS), 1, 1),
+        ids, source = step.inputs.token_ids, step.inputs.token_source
+        words = 0
+        if staged is not None:
+            words = ceil_div(staged.nbytes, _WORD_BYTES)
+            ids, source = staged.there(ids), staged.there(source)
+        self._begin.launch(
+            (ceil_div(max(count, words), _THREADS), 1, 1),
             _THREADS,
-            token_ids=step.inputs.token_ids,
-            source=step.inputs.token_source,
+            host=None if staged is None else staged.array,
+            inputs=None if staged is None else staged.inputs,
+            words=words,
+            token_ids=ids,
+            source=source,
             previous_tokens=self.tokens,
             tokens=self._token_ids,
             count=count,
@@ -96,7 +129,16 @@ class Sampler:
         highest, temperature = arrays.highest, inputs.temperature
         # They take four tokens at a time.
         threads = min(_THREADS, whole_waves(ceil_div(vocab, 4 * parts)))
-        self._max.launch(grid, threads, scores=scores, highest=highest, vocab=vocab)
+        self._max.launch(
+            grid,
+            threads,
+            scores=scores,
+            highest=highest,
+            arrived=self._arrived,
+            target=inputs.target,
+            tokens=None if needs.draws else self.tokens,
+            vocab=vocab,
+        )
         if needs.filters:
             self._filter.launch(
                 (rows, 1, 1),
@@ -122,18 +164,11 @@ class Sampler:
                 seed=inputs.seed,
                 position=inputs.draw_position,
                 drawn=arrays.drawn,
+                arrived=self._arrived,
+                target=inputs.target,
+                tokens=self.tokens,
                 vocab=vocab,
             )
-        self._finish.launch(
-            (rows, 1, 1),
-            _FINISH_THREADS,
-            highest=highest,
-            drawn=arrays.drawn if needs.draws else None,
-            temperature=temperature,
-            target=inputs.target,
-            tokens=self.tokens,
-            parts=parts,
-        )
 
     def take_logprobs(self, step: DeviceStep, logits: Activation) -> None:
         """Takes the log-probabilities that rows ask for, once their tokens are there."""

@@ -46,8 +46,8 @@ class StepLayout:
 
     @property
     def nbytes(self) -> int:
-        """Bytes to copy."""
-        return self._end
+        """Bytes to copy, in whole words of a kernel that may do that."""
+        return round_up(self._end, _ALIGN)
 
     @property
     def masks(self) -> Section:

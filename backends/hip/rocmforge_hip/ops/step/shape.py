@@ -54,12 +54,18 @@ class StepShape:
     both_ways: bool = False  # some tokens see others behind them
     has_teams: bool = False  # decodes share the blocks at their fronts (`run/teams.py`)
     reads_ends: bool = False  # logits are of no other tokens than the last of a sequence
+    reads_all: bool = False  # logits are of all tokens, in their order
     predictor: PredictorUse = PredictorUse.NONE
 
 
 def reads_ends(step: StepInput) -> bool:
     """Returns whether logits are needed of the last new tokens of sequences alone."""
     return bool(np.isin(step.logit_rows, step.query_start[1:] - 1).all())
+
+
+def reads_all(step: StepInput) -> bool:
+    """Returns whether logits are needed of all tokens, in their order."""
+    return np.array_equal(step.logit_rows, np.arange(step.num_tokens))
 
 
 def in_turn(step: StepInput) -> tuple[Int32Array, tuple[StateLaunch, ...]]:
