@@ -202,9 +202,10 @@ def test_nothing_allowed_gives_no_token(device: Device) -> None:
     assert_as_reference(device, logits, [Want(), Want(temperature=1.0, top_p=0.5)])
 
 
-def test_targets_are_scored(device: Device) -> None:
-    wants = [Want(target=5), Want(target=0, temperature=1.0), Want()]
-    assert_as_reference(device, random_logits(3, 64), wants)
+@pytest.mark.parametrize("temperature", [0.0, 1.0], ids=["greedy", "drawn"])
+def test_targets_are_scored(device: Device, temperature: float) -> None:
+    wants = [Want(), Want(target=5), Want(target=0, temperature=temperature), Want()]
+    assert_as_reference(device, random_logits(4, 64), wants)
 
 
 FILTERS = {

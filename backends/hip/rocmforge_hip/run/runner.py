@@ -40,9 +40,9 @@ from rocmforge_hip.device.opening import Device
 from rocmforge_hip.ops.activations import MAX_TOP_LOGPROBS, Activation, ActivationArrays, StepLimits
 from rocmforge_hip.ops.model_ops import HipOps
 from rocmforge_hip.ops.operands import empty, f32_of
-from rocmforge_hip.ops.sampling.sampler import Sampler, StagedInputs
+from rocmforge_hip.ops.sampling.sampler import Sampler
 from rocmforge_hip.ops.step.arrays import StepArrays
-from rocmforge_hip.ops.step.device_step import DeviceStep
+from rocmforge_hip.ops.step.device_step import DeviceStep, StagedInputs
 from rocmforge_hip.ops.step.layout import StepLayout
 from rocmforge_hip.ops.step.needs import NO_LISTS, ListSizes, SamplingNeeds
 from rocmforge_hip.ops.step.output import OutputLayout

@@ -23,8 +23,7 @@ from rocmforge_hip.ops.linear.gemm import UnmadeSplits
 from rocmforge_hip.ops.norms import RmsNorms
 from rocmforge_hip.ops.operands import empty, part_of
 from rocmforge_hip.ops.rows import HiddenRows, PerLayerRows, RowKernels
-from rocmforge_hip.ops.sampling.sampler import StagedInputs
-from rocmforge_hip.ops.step.device_step import StagedRows
+from rocmforge_hip.ops.step.device_step import StagedInputs, StagedRows
 from rocmforge_hip.verify import oracle
 from rocmforge_hip.verify.cases import Case, Group, error, values_of
 from rocmforge_hip.verify.workbench import Recipe, Workbench

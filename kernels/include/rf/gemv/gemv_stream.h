@@ -98,7 +98,8 @@ __device__ __forceinline__ float streamed_dot(const typename Format::Chunk& chun
   return unit_dot<Format>(code, Format::scales(chunk, place, u), x);
 }
 
-// High nibbles stay where they are, as 16 times the code: one shift for all of them.
+// As unit_dot has it with high nibbles in their places, in the words that NVIDIA's assembler orders
+// best here: steps of Llama-8B take 0.5% longer with those of unit_dot.
 template <>
 __device__ __forceinline__ float streamed_dot<Q4_K>(const Q4_K::Chunk& chunk, int place, int u,
                                                     const Activations::Block& x) {

@@ -2,42 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
 from rocmforge_hip.device.library import KernelLibrary
-from rocmforge_hip.device.memory import DeviceArray, PinnedBuffer
+from rocmforge_hip.device.memory import DeviceArray
 from rocmforge_hip.kernels import rows as row_kernels
 from rocmforge_hip.kernels import sampling
 from rocmforge_hip.ops.activations import Activation, ActivationArrays
 from rocmforge_hip.ops.geometry import Geometry, whole_waves
 from rocmforge_hip.ops.operands import f32_of
 from rocmforge_hip.ops.sampling.processors import Processors
-from rocmforge_hip.ops.step.device_step import DeviceStep
+from rocmforge_hip.ops.step.device_step import DeviceStep, StagedInputs
 from rocmforge_hip.ops.step.output import OutputLayout
 from rocmforge_hip.weights.formats import ceil_div
 
 _THREADS: Final = 256
 _WORD_BYTES: Final = 16  # that `rf_begin_step` brings at a time
-
-
-@dataclass(frozen=True, slots=True)
-class StagedInputs:
-    """Inputs of a step in pinned memory."""
-
-    host: PinnedBuffer
-    inputs: DeviceArray  # where they are wanted
-    nbytes: int
-
-    @property
-    def array(self) -> DeviceArray:
-        """The memory, which kernels can read."""
-        return DeviceArray(self.host.address, (self.nbytes,), self.inputs.dtype)
-
-    def there(self, array: DeviceArray) -> DeviceArray:
-        """Returns one of the wanted arrays as it is in pinned memory."""
-        address = self.host.address + array.address - self.inputs.address
-        return DeviceArray(address, array.shape, array.dtype)
 
 
 class Sampler:

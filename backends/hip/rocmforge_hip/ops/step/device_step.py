@@ -11,7 +11,7 @@ import numpy as np
 from rocmforge.backend.arrays import Int32Array
 from rocmforge.backend.step import StepInput
 from rocmforge_hip.device.driver import Driver
-from rocmforge_hip.device.memory import DeviceArray
+from rocmforge_hip.device.memory import DeviceArray, PinnedBuffer
 from rocmforge_hip.ops.step.arrays import StepArrays
 from rocmforge_hip.ops.step.needs import SamplingNeeds
 from rocmforge_hip.ops.step.shape import StepShape
@@ -46,6 +46,25 @@ class StagedRows:
         gaps = np.flatnonzero(np.diff(self.tokens) != 1) + 1
         for first, end in pairwise([0, *gaps.tolist(), len(self.tokens)]):
             yield first, end, int(self.tokens[first])
+
+
+@dataclass(frozen=True, slots=True)
+class StagedInputs:
+    """Inputs of a step in pinned memory."""
+
+    host: PinnedBuffer
+    inputs: DeviceArray  # where they are wanted
+    nbytes: int
+
+    @property
+    def array(self) -> DeviceArray:
+        """The memory, which kernels can read."""
+        return DeviceArray(self.host.address, (self.nbytes,), self.inputs.dtype)
+
+    def there(self, array: DeviceArray) -> DeviceArray:
+        """Returns one of the wanted arrays as it is in pinned memory."""
+        address = self.host.address + array.address - self.inputs.address
+        return DeviceArray(address, array.shape, array.dtype)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
