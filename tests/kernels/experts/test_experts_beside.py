@@ -7,14 +7,16 @@ their own tests compare them with float64.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
+from rocmforge.models.layer_config import ExpertsConfig, RouterFunction
 from rocmforge_hip.ops.norms import norm_threads
 from rocmforge_hip.weights.formats import FORMAT_NUMBERS
+from tests.kernels.experts.test_route import FUNCTIONS, RULE
 from tests.kernels.matrices.test_gemv_mixed import MIXED
 from tests.support.launches.kernels import Device, DeviceArray
 from tests.support.operands.activations import SCALE_DTYPE, quantise
@@ -100,6 +102,66 @@ class Case:
 
         _check(alone, together)
 
+    def check_choosing_gate_up(self, device: Device, rule: ExpertsConfig) -> None:
+        """Of a row whose norm is yet to be completed, and experts that are yet to be chosen."""
+        rng, count = np.random.default_rng(7), rule.num_experts
+        layer = random_experts(rng, count, self.name, self.inner, self.features, self.activation)
+        network = random_layer(rng, self.beside, self.beside_inner, self.features, self.activation)
+        x, quant_blocks = _uploaded(device, rng, 1, self.features), self.features // 32
+        weight, places = upload_experts(device, layer.packed(), scattered=self.scattered)
+        nbytes, other = layer.packed()[0].nbytes, device.upload(network.packed())
+        squares = device.upload(rng.uniform(1, 9, quant_blocks).astype(np.float32))
+        sums = device.upload(rng.integers(-(2**40), 2**40, count))
+        selection = device.upload(rng.uniform(0.5, 1, count).astype(np.float32))
+        own = (3, count - 5) if self.has_elsewhere else (0, count)
+        of_rule = (
+            *(count, rule.num_chosen, FUNCTIONS[rule.router], rule.num_groups),
+            *(rule.num_chosen_groups, int(rule.normalised), rule.scale, *own, 0, 0),
+        )
+
+        def results() -> list[DeviceArray]:
+            return [
+                device.empty((1, rule.num_chosen), np.int32),
+                device.empty((1, rule.num_chosen), np.float32),
+                *_forms(device, rule.num_chosen, self.inner),
+                *_forms(device, 1, self.beside_inner),
+            ]
+
+        def alone() -> list[DeviceArray]:
+            chosen, weights, *outs = results()
+            device.launch(
+                f"rf_experts_choose_gate_up_{self.name}",
+                *(weight, places, *x, None, None, outs[0], None, *outs[1:3], 0, nbytes),
+                *(self.inner, quant_blocks, self.activation, squares, EPS, sums),
+                *(None, selection, None, chosen, weights, *of_rule),
+                grid=(rule.num_chosen, self.inner // 32 + 1),
+                block=256,
+            )
+            device.launch(
+                "rf_gemv_deferred_gated",
+                *(other, *x, outs[3], None, *outs[4:], 0, self.beside_inner, quant_blocks),
+                *(self.activation, FORMAT_NUMBERS[self.beside], squares, EPS),
+                grid=self.beside_inner // 32,
+                block=self.threads,
+            )
+            return [chosen, weights, *outs]
+
+        def together() -> list[DeviceArray]:
+            chosen, weights, *outs = results()
+            device.launch(
+                "rf_experts_choose_gate_up_beside",
+                *(weight, places, *x, outs[0], None, *outs[1:3], 0, nbytes),
+                *(self.inner, quant_blocks, self.activation, FORMAT_NUMBERS[self.name]),
+                *(other, outs[3], None, *outs[4:], 0, self.beside_inner),
+                *(FORMAT_NUMBERS[self.beside], self.threads, squares, EPS, sums),
+                *(None, selection, None, chosen, weights, *of_rule),
+                grid=(self.beside_inner + rule.num_chosen * self.inner) // 32 + 1,
+                block=256,
+            )
+            return [chosen, weights, *outs]
+
+        _check(alone, together)
+
     def check_down(self, device: Device, *, threads: int = 256, adds: bool = True) -> None:
         rng = np.random.default_rng(6)
         layer, network = self._down(rng)
@@ -127,6 +189,7 @@ class Case:
         mixed, shared, post = between if self.has_norms else (None, None, None)
         scale = device.upload(np.array([0.75], np.float32)) if self.has_norms else None
         arrived = device.upload(np.zeros(1, np.uint32))
+        logit_sums = device.upload(np.arange(1, 71, dtype=np.int64))
 
         def alone() -> list[DeviceArray]:
             out, made, total, *outs = sums()
@@ -160,7 +223,8 @@ class Case:
                 "rf_experts_down_beside",
                 *(weight, places, *x, chosen, factors, out, nbytes, CHOSEN, features, blocks),
                 *(FORMAT_NUMBERS[self.name], other, *y, made, beside_blocks),
-                *(FORMAT_NUMBERS[self.beside], self.threads, arrived if adds else None, *normed),
+                *(FORMAT_NUMBERS[self.beside], self.threads, logit_sums, 65),
+                *(arrived if adds else None, *normed),
                 grid=2 * network.stored_rows // 16,
                 block=threads,
             )
@@ -168,6 +232,7 @@ class Case:
 
         found = _check(alone, together)
         assert found[-1] == bytes(4)  # as it was
+        assert logit_sums.get().tolist() == [0] * 65 + list(range(66, 71))  # they begin again
 
     def _down(self, rng: np.random.Generator) -> tuple[ExpertLayer, Layer]:
         return (
@@ -246,3 +311,19 @@ def test_the_last_block_adds_and_norms_the_sum(device: Device, features: int) ->
 
 def test_sums_are_left_as_they_are_where_nothing_is_to_be_added(device: Device) -> None:
     Case(name="q5_0").check_down(device, adds=False)
+
+
+@pytest.mark.parametrize("name", ["q4_k", "q6_k", "q5_0", "q8_0"])
+def test_both_complete_a_norm_and_choose_experts(device: Device, name: str) -> None:
+    """Two formats, and more threads than a tile of the network has."""
+    Case(name=name, inner=256, beside_inner=256).check_choosing_gate_up(device, RULE)
+    case = Case(name="q8_0", beside=name, features=1056, beside_inner=96, threads=128)
+    if name not in ("q4_k", "q6_k"):  # whose rows are whole super-blocks
+        case.check_choosing_gate_up(device, RULE)
+
+
+def test_both_choose_by_groups_and_leave_out_experts_of_other_devices(device: Device) -> None:
+    rule = replace(RULE, router=RouterFunction.SIGMOID, num_groups=4, num_chosen_groups=2)
+    case = Case(name="q5_0", has_elsewhere=True, scattered=True, activation=GELU_TANH)
+    case.check_choosing_gate_up(device, rule)
+    case.check_choosing_gate_up(device, replace(RULE, num_chosen=1))

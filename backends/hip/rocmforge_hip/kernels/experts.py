@@ -309,6 +309,49 @@ def rf_experts_gate_up_beside(
     """Does what `rf_experts_gate_up` does with a row, and `rf_gemv_gated` with another one."""
 
 
+def rf_experts_choose_gate_up_beside(
+    *,
+    weight: Pointer,
+    places: Pointer | None,
+    q: Pointer,
+    scale: Pointer,
+    out: Forms,
+    expert_bytes: I64,
+    out_features: I32,
+    quant_blocks: I32,
+    activation: I32,
+    format: I32,
+    beside_weight: Pointer,
+    beside_out: Forms,
+    beside_features: I32,
+    beside_format: I32,
+    beside_threads: I32,
+    squares: Pointer,
+    eps: F32,
+    logit_sums: Pointer,
+    bias: Pointer | None,
+    selection_bias: Pointer | None,
+    weight_scale: Pointer | None,
+    chosen: Pointer,
+    weights: Pointer,
+    experts: I32,
+    num_chosen: I32,
+    function: I32,
+    groups: I32,
+    kept_groups: I32,
+    normalised: I32,
+    factor: F32,
+    first_own: I32,
+    num_own: I32,
+    num_shared: I32,
+    weighs_shared: I32,
+) -> None:
+    """Does what `rf_experts_gate_up_beside` does with one row, whose norm it completes.
+
+    It chooses the experts, as `rf_experts_choose_gate_up` does.
+    """
+
+
 def rf_experts_down_beside(
     *,
     weight: Pointer,
@@ -330,6 +373,8 @@ def rf_experts_down_beside(
     beside_quant_blocks: I32,
     beside_format: I32,
     beside_threads: I32,
+    logit_sums: Pointer | None,
+    logits: I32,
     arrived: Pointer | None,
     mixed_weight: Pointer | None,
     shared_weight: Pointer | None,

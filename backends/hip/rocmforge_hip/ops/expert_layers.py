@@ -93,8 +93,12 @@ class ExpertLayers:
         """
         assert self._arena.experts is not None
         rows, features = residual.rows, residual.features
-        deferred, route = self._kernels.deferred, self._kernels.route
-        chooses = deferred.chooses(delta, norms, experts, rule.num_experts)
+        route = self._kernels.route
+        choosing = self._kernels.deferred, self._kernels.beside
+        chooses = any(
+            kernels is not None and kernels.chooses(delta, norms, experts, rule)
+            for kernels in choosing
+        )
         if chooses and not route.is_hosted(experts):
             sums = route.sums_of(experts)
             normed = self._sums.add_and_defer(residual, delta, norms[0], sums)
@@ -167,7 +171,7 @@ class ExpertLayers:
     ) -> bool:
         """Returns whether launches of experts multiply a network beside them, too."""
         beside = self._kernels.beside
-        return beside is not None and beside.multiplies(x, chosen, experts, network)
+        return beside is not None and beside.multiplies(x, chosen.features, experts, network)
 
     def mix_beside(
         self,

@@ -120,7 +120,9 @@ def groups() -> Iterator[Group]:
     beside = replace(_SHAPE, architecture="glm4moe", experts=larger)
     for name in (name for name, format in FORMATS.items() if format.is_mixed):
         recipe = replace(beside, format=name, expert_format=name)
-        yield Group(recipe, (Case("experts beside", name, _INT8, _beside),))
+        cases = [Case("experts beside", name, _INT8, _beside)]
+        cases.append(Case("experts beside", f"{name}, which choose", _INT8, _choosing_beside))
+        yield Group(recipe, tuple(cases))
 
 
 def _mixed(name: str, limit: float, slices: int = 1) -> Iterator[Case]:
@@ -330,6 +332,49 @@ def _beside(bench: Workbench) -> float:
     found = bench.result(total).astype(np.float64)  # rounding before it is no error of its norm
     of_norm = _normed(bench, found, layer.attention_norm)
     return max(error(found, want, size), int8_error(bench, normed, of_norm))
+
+
+def _choosing_beside(bench: Workbench) -> float:
+    """Returns the same where gate and up of both choose the experts and complete a norm."""
+    rule, experts, _ = _experts(bench)
+    layer, on_device = bench.weights.layers[0], bench.model.weights.layers[0]
+    own, there = present(layer.attention), present(on_device.experts)
+    ops, kind, norm = bench.model.ops, bench.config.activation, on_device.feed_forward_norm
+    values = exact_activation(1, own.output.shape[1]) / np.float32(4)
+    old = random_values(70, bench.config.hidden_size)[69:]
+    step = replace(bench.step([(1, 1, [])]), variant=VARIANTS["deferred"])
+    attended = bench.activation(bench.model.arena.attended, values)
+    delta = ops.linear(step, attended, present(on_device.attention).output, None)
+    residual = bench.activation(bench.residual, old)
+    assert norm is not None
+    total, (x,), choice = ops.add_norm_route(residual, delta, [norm], there, rule)
+    mixed, made = ops.experts_beside(step, (x, x), choice, there, present(there.shared), kind)
+    added = ops.add_shared(mixed, made, x, None)
+    total, normed = ops.add_norm(total, added, on_device.attention_norm, None)
+    want = old + values.astype(np.float64) @ values_of(own.output).T
+    read, size = _normed(bench, want, layer.feed_forward_norm), np.abs(want)
+    logits = read @ values_of(experts.router).T
+    selection = None if experts.selection_bias is None else values_of(experts.selection_bias)
+    chosen, factors = oracle.route(logits, selection, rule)
+    if not np.array_equal(bench.get(present(choice[0].i32)), chosen):
+        return float("inf")
+    matrices = [values_of(present(each)) for each in (experts.gate, experts.up, experts.down)]
+    networks = [
+        (float(factor), *(matrix[expert] for matrix in matrices))
+        for expert, factor in zip(chosen[0].tolist(), factors[0].tolist(), strict=True)
+    ]
+    shared, largest = present(experts.shared), _largest_of_blocks(read)
+    of_shared = (values_of(present(each)) for each in (shared.gate, shared.up, shared.down))
+    for factor, gate, up, down in [*networks, (1.0, *of_shared)]:
+        of_gate, of_up = read @ gate.T, read @ up.T
+        inner = oracle.gated(of_gate, of_up, kind)
+        rounded = largest @ np.abs(gate).T * np.abs(of_up) + largest @ np.abs(up).T
+        want = want + factor * (inner @ down.T)
+        size = size + factor * ((_largest_of_blocks(inner) + 1.2 * rounded) @ np.abs(down).T)
+    found = bench.result(total).astype(np.float64)  # rounding before it is no error of its norm
+    of_norm = _normed(bench, found, layer.attention_norm)
+    errors = error(bench.result(choice[1]), factors), error(found, want, size)
+    return max(*errors, int8_error(bench, normed, of_norm))
 
 
 def _largest_of_blocks(x: Float64) -> Float64:

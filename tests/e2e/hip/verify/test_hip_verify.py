@@ -130,6 +130,7 @@ PLANTED = (
     ("shared experts", "rf_mix_experts"),
     ("shared experts", "rf_add_pairs_rms_norm"),
     ("experts beside", "rf_experts_gate_up_beside"),
+    ("experts beside", "rf_experts_choose_gate_up_beside"),
     ("experts beside", "rf_experts_down_beside"),
     ("add_shared", "rf_add_shared"),
     ("add_shared", "rf_add_shared_rms_norm"),

@@ -6,19 +6,23 @@ residual and norm that (kernels/src/experts/experts_beside.hip).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from rocmforge.models.blocks import Experts, FeedForward, SharedExpert
+from rocmforge.models.layer_config import ExpertsConfig
 from rocmforge_hip.device.constants import QUANT_BLOCK
 from rocmforge_hip.device.library import KernelLibrary
 from rocmforge_hip.device.memory import DeviceArray
 from rocmforge_hip.kernels import experts as kernels
 from rocmforge_hip.ops.activations import Activation, ActivationArrays, Forms
+from rocmforge_hip.ops.experts.deferred import may_choose_later
 from rocmforge_hip.ops.experts.pairs import GATE_UP_THREADS, PairKernels, empty_mix, gate_up_of
-from rocmforge_hip.ops.experts.routing import UnmadeSum
+from rocmforge_hip.ops.experts.routing import UnmadeChoice, UnmadeSum
 from rocmforge_hip.ops.geometry import groups_experts
 from rocmforge_hip.ops.linear.gemv import GEMV_OUTPUTS, gemv_threads
+from rocmforge_hip.ops.linear.later import is_norm_later
 from rocmforge_hip.ops.linear.products import LinearKernels
 from rocmforge_hip.ops.norms import without_norm
 from rocmforge_hip.ops.operands import empty, f32_of, i32_of, optional_vector, part_of, vector_of
@@ -79,16 +83,49 @@ class BesideKernels:
         self._gate_up = library.kernel(
             "rf_experts_gate_up_beside", kernels.rf_experts_gate_up_beside
         )
+        self._choose = library.kernel(
+            "rf_experts_choose_gate_up_beside", kernels.rf_experts_choose_gate_up_beside
+        )
         self._down = library.kernel("rf_experts_down_beside", kernels.rf_experts_down_beside)
+
+    def chooses(
+        self,
+        delta: Activation,
+        norms: Sequence[Weight],
+        experts: Experts[Weight],
+        rule: ExpertsConfig,
+    ) -> bool:
+        """Returns whether gate and up of both choose the experts, and alone read their norm.
+
+        Args:
+            delta: What is added to the residual before it.
+            norms: Of the sum.
+            experts: Of the layer.
+            rule: How they are chosen.
+        """
+        network = experts.shared
+        return (
+            may_choose_later(delta, norms, experts, rule.num_experts)
+            and network is not None
+            and network.router is None
+            and self.multiplies(delta, rule.num_chosen, experts, network)
+        )
 
     def multiplies(
         self,
         x: Activation,
-        chosen: Activation,
+        num_chosen: int,
         experts: Experts[Weight],
         network: FeedForward[Weight] | SharedExpert[Weight],
     ) -> bool:
-        """Returns whether there are kernels for this token, its experts and the network."""
+        """Returns whether there are kernels for so many experts of a token and the network.
+
+        Args:
+            x: Has as many rows as there are tokens.
+            num_chosen: Of each token.
+            experts: Of the layer.
+            network: Beside them.
+        """
         if experts.gate is None or network.gate is None or experts.latent_up is not None:
             return False
         up, down = part_of(network.up).matrix, part_of(network.down).matrix
@@ -96,7 +133,7 @@ class BesideKernels:
         has_biases = experts.gate_bias is not None or experts.down_bias is not None
         if has_biases or part_of(network.gate).matrix is not up:
             return False
-        if groups_experts(chosen.features, of_pairs[1].num_experts, self._products.slices):
+        if groups_experts(num_chosen, of_pairs[1].num_experts, self._products.slices):
             return False
         threads = self._pairs.down_threads(1, of_pairs[1])
         return (
@@ -123,26 +160,44 @@ class BesideKernels:
         inner = empty(self._arena.product(up.product), 1, up.matrix.out_features, half=False)
         forms.give_int8(inner)
         q, scale = forms.int8(x)
-        other_q, other_scale = forms.int8(other)
         unbiased = {name: value for name, value in arguments.items() if not name.endswith("bias")}
-        pairs = choice.features * matrix.out_features // QUANT_BLOCK
-        self._gate_up.launch(
-            (inner.features // QUANT_BLOCK + pairs, 1, 1),
-            GATE_UP_THREADS,
+        blocks = inner.features + choice.features * matrix.out_features
+        blocks //= QUANT_BLOCK
+        arguments_of_both: dict[str, Any] = {
             **unbiased,
-            q=q,
-            scale=scale,
-            chosen=i32_of(choice),
-            num_chosen=choice.features,
-            format=FORMAT_NUMBERS[matrix.format.name],
-            beside_weight=up.matrix.data,
-            beside_q=other_q,
-            beside_scale=other_scale,
-            beside_out=inner,
-            beside_features=inner.features,
-            beside_format=FORMAT_NUMBERS[up.matrix.format.name],
-            beside_threads=gemv_threads(up.matrix.quant_blocks),
-        )
+            "q": q,
+            "scale": scale,
+            "format": FORMAT_NUMBERS[matrix.format.name],
+            "beside_weight": up.matrix.data,
+            "beside_out": inner,
+            "beside_features": inner.features,
+            "beside_format": FORMAT_NUMBERS[up.matrix.format.name],
+            "beside_threads": gemv_threads(up.matrix.quant_blocks),
+        }
+        sums = None
+        if isinstance(choice, UnmadeChoice):
+            assert x is other
+            assert is_norm_later(x)
+            sums = choice.sums
+            self._choose.launch(
+                (blocks + 1, 1, 1),
+                GATE_UP_THREADS,
+                **arguments_of_both,
+                **choice.rule,
+                squares=x.squares,
+                eps=x.eps,
+            )
+        else:
+            other_q, other_scale = forms.int8(other)
+            self._gate_up.launch(
+                (blocks, 1, 1),
+                GATE_UP_THREADS,
+                **arguments_of_both,
+                chosen=i32_of(choice),
+                num_chosen=choice.features,
+                beside_q=other_q,
+                beside_scale=other_scale,
+            )
         of_pairs = part_of(experts.down).matrix
         mixed = empty_mix(self._arena, 1, experts)
         made = empty(self._arena.product(Product.DELTA), 1, mixed.features, half=False)
@@ -171,6 +226,8 @@ class BesideKernels:
                 "beside_quant_blocks": down.matrix.quant_blocks,
                 "beside_format": FORMAT_NUMBERS[down.matrix.format.name],
                 "beside_threads": gemv_threads(down.matrix.quant_blocks),
+                "logit_sums": sums,
+                "logits": 0 if sums is None else sums.shape[0],
             },
         )
         first, second = (

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from rocmforge.models.blocks import Experts
+from rocmforge.models.layer_config import ExpertsConfig
 from rocmforge_hip.device.constants import QUANT_BLOCK
 from rocmforge_hip.device.library import KernelLibrary
 from rocmforge_hip.kernels import experts as kernels
@@ -36,6 +37,28 @@ class UnmadeMix(Activation):
     chosen: UnmadeChoice
     weights: Activation
     experts: Experts[Weight]
+
+
+def may_choose_later(
+    delta: Activation, norms: Sequence[Weight], experts: Experts[Weight], num_experts: int
+) -> bool:
+    """Returns whether gate and up may choose among so many experts, and alone read their norm.
+
+    Args:
+        delta: What is added to the residual before it.
+        norms: Of the sum.
+        experts: Of the layer.
+        num_experts: Those that the router knows.
+    """
+    return (
+        isinstance(delta, UnmadeProduct)
+        and delta.defers
+        and delta.rows == 1
+        and len(norms) == 1
+        and experts.router_norm is None
+        and experts.latent_down is None
+        and num_experts <= GATE_UP_THREADS
+    )
 
 
 class DeferredExperts:
@@ -85,25 +108,13 @@ class DeferredExperts:
         delta: Activation,
         norms: Sequence[Weight],
         experts: Experts[Weight],
-        num_experts: int,
+        rule: ExpertsConfig,
     ) -> bool:
-        """Returns whether gate and up choose among so many experts, and alone read their norm.
-
-        Args:
-            delta: What is added to the residual before it.
-            norms: Of the sum.
-            experts: Of the layer.
-            num_experts: Those that the router knows.
-        """
-        others = experts.shared, experts.router_norm, experts.latent_down
+        """Returns whether there are kernels that choose, if `may_choose_later`."""
         return (
-            isinstance(delta, UnmadeProduct)
-            and delta.defers
-            and delta.rows == 1
-            and len(norms) == 1
-            and all(other is None for other in others)
+            may_choose_later(delta, norms, experts, rule.num_experts)
+            and experts.shared is None
             and gate_up_of(experts).format.name in self._gate_ups
-            and num_experts <= GATE_UP_THREADS
         )
 
     def mix(
