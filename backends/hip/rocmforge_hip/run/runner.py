@@ -336,8 +336,6 @@ class HipRunner:
         driver.record_event(lane.started, stream)
         is_masked_later = step.sampling.is_masked_later
         size = layout.masks.offset if is_masked_later else layout.nbytes
-        if model.sampler is None:
-            driver.copy_to_device(model.inputs.address, lane.inputs.address, size, stream)
         variant = self.variants.of(shape) if bucket and not shape.prefills else PLAIN
         # Where one launch does all, it takes a token's index for what it rotates by.
         if variant.fuses_attention and (
@@ -352,7 +350,9 @@ class HipRunner:
             leaves_out = model.ops.leaves_rows_out(on_device)
             last_tokens = len(step.logit_rows) if leaves_out else step.num_tokens
             self._experts.begin(shape.tokens, step.num_tokens, last_tokens)
-        if model.sampler is not None:
+        if model.sampler is None:
+            driver.copy_to_device(model.inputs.address, lane.inputs.address, size, stream)
+        else:
             # Not in the graph, whose launches have the same arguments in every replay, and no copy:
             # one right before a replay is what ROCm/hip#3902 (gfx950) and the program in #3887
             # (gfx1201) have in common, where the kernels of the graph read what the replay before

@@ -161,8 +161,7 @@ class BesideKernels:
         forms.give_int8(inner)
         q, scale = forms.int8(x)
         unbiased = {name: value for name, value in arguments.items() if not name.endswith("bias")}
-        blocks = inner.features + choice.features * matrix.out_features
-        blocks //= QUANT_BLOCK
+        blocks = (inner.features + choice.features * matrix.out_features) // QUANT_BLOCK
         arguments_of_both: dict[str, Any] = {
             **unbiased,
             "q": q,

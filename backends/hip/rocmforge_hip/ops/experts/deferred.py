@@ -110,7 +110,7 @@ class DeferredExperts:
         experts: Experts[Weight],
         rule: ExpertsConfig,
     ) -> bool:
-        """Returns whether there are kernels that choose, if `may_choose_later`."""
+        """Returns whether gate and up of the experts choose, as `may_choose_later` says."""
         return (
             may_choose_later(delta, norms, experts, rule.num_experts)
             and experts.shared is None
