@@ -10,7 +10,7 @@ from rocmforge.models.layer_config import ExpertsConfig
 from rocmforge_hip.device.memory import DeviceArray
 from rocmforge_hip.ops.activations import Activation, ActivationArrays
 from rocmforge_hip.ops.experts.beside import BesideKernels
-from rocmforge_hip.ops.experts.deferred import DeferredExperts
+from rocmforge_hip.ops.experts.deferred import DeferredExperts, may_choose_later
 from rocmforge_hip.ops.experts.groups import GroupKernels
 from rocmforge_hip.ops.experts.pair_sums import PairSums, UnmadePairs
 from rocmforge_hip.ops.experts.pairs import PairKernels, empty_mix
@@ -93,11 +93,11 @@ class ExpertLayers:
         """
         assert self._arena.experts is not None
         rows, features = residual.rows, residual.features
+        deferred, beside = self._kernels.deferred, self._kernels.beside
         route = self._kernels.route
-        choosing = self._kernels.deferred, self._kernels.beside
-        chooses = any(
-            kernels is not None and kernels.chooses(delta, norms, experts, rule)
-            for kernels in choosing
+        chooses = may_choose_later(delta, norms, experts, rule.num_experts) and (
+            deferred.chooses(experts)
+            or (beside is not None and beside.chooses(delta, rule.num_chosen, experts))
         )
         if chooses and not route.is_hosted(experts):
             sums = route.sums_of(experts)

@@ -152,6 +152,29 @@ def _experts(bench: Workbench) -> tuple[ExpertsConfig, Experts[Tensor], ExpertAr
     return present(rule), present(experts), present(bench.model.arena.experts)
 
 
+def _routed(
+    experts: Experts[Tensor], normed: Float64, rule: ExpertsConfig
+) -> tuple[npt.NDArray[np.int32], Float64]:
+    """Returns the experts that a router chooses for each token, and their weights."""
+    logits = normed @ values_of(experts.router).T
+    if experts.router_bias is not None:
+        logits += values_of(experts.router_bias)
+    selection = None if experts.selection_bias is None else values_of(experts.selection_bias)
+    return oracle.route(logits, selection, rule)
+
+
+def _networks(
+    experts: Experts[Tensor], chosen: npt.NDArray[np.integer], factors: npt.NDArray[np.floating]
+) -> Iterator[tuple[float, Float64, Float64, Float64]]:
+    """Yields the factor, gate, up and down of a token's experts, and of the network beside them."""
+    matrices = [values_of(each) for each in (experts.gate, experts.up, experts.down)]
+    for expert, factor in zip(chosen.tolist(), factors.tolist(), strict=True):
+        gate, up, down = (matrix[expert] for matrix in matrices)
+        yield float(factor), gate, up, down
+    shared = present(experts.shared)
+    yield 1.0, values_of(shared.gate), values_of(shared.up), values_of(shared.down)
+
+
 def _route(tokens: int, bench: Workbench) -> float:
     rule, experts, _ = _experts(bench)
     # No two cases share values, so that what an earlier one has left is wrong.
@@ -177,11 +200,7 @@ def _route(tokens: int, bench: Workbench) -> float:
     normed = wanted_norms[0]
     if experts.router_norm is not None:
         normed = _normed(bench, want, experts.router_norm)
-    logits = normed @ values_of(experts.router).T
-    if experts.router_bias is not None:
-        logits += values_of(experts.router_bias)
-    selection = None if experts.selection_bias is None else values_of(experts.selection_bias)
-    wanted, wanted_factors = oracle.route(logits, selection, rule)
+    wanted, wanted_factors = _routed(experts, normed, rule)
     if present(on_device.experts).shared is None and experts.shared is not None:
         of_shared = normed @ values_of(present(experts.shared.router))
         wanted = np.pad(wanted + 1, ((0, 0), (0, 1)))
@@ -274,8 +293,7 @@ def _deferred(bench: Workbench) -> float:
             ops.norm(mixed, on_device.attention_norm, None)
     want = old + values.astype(np.float64) @ values_of(own.output).T + values_of(own.output_bias)
     read = oracle.rms_norm(want, values_of(present(layer.feed_forward_norm)), eps)
-    logits = read @ values_of(experts.router).T + values_of(experts.router_bias)
-    places, weights = oracle.route(logits, None, rule)
+    places, weights = _routed(experts, read, rule)
     assert chosen.i32 is not None
     if not np.array_equal(bench.get(chosen.i32), places):
         return float("inf")
@@ -318,14 +336,7 @@ def _beside(bench: Workbench) -> float:
     residual = bench.activation(bench.residual, old)
     total, normed = ops.add_norm(residual, total, on_device.attention_norm, None)
     row, want, size = values[0].astype(np.float64), old.astype(np.float64), np.abs(old)
-    shared = present(experts.shared)
-    matrices = [values_of(present(each)) for each in (experts.gate, experts.up, experts.down)]
-    networks = [
-        (float(factor), *(matrix[expert] for matrix in matrices))
-        for expert, factor in zip(chosen[0].tolist(), factors[0].tolist(), strict=True)
-    ]
-    of_shared = (values_of(present(each)) for each in (shared.gate, shared.up, shared.down))
-    for factor, gate, up, down in [*networks, (1.0, *of_shared)]:
+    for factor, gate, up, down in _networks(experts, chosen[0], factors[0]):
         inner = oracle.gated(gate @ row, up @ row, kind)
         want = want + factor * (down @ inner)
         size = size + factor * (np.abs(down) @ np.abs(inner))
@@ -353,19 +364,11 @@ def _choosing_beside(bench: Workbench) -> float:
     total, normed = ops.add_norm(total, added, on_device.attention_norm, None)
     want = old + values.astype(np.float64) @ values_of(own.output).T
     read, size = _normed(bench, want, layer.feed_forward_norm), np.abs(want)
-    logits = read @ values_of(experts.router).T
-    selection = None if experts.selection_bias is None else values_of(experts.selection_bias)
-    chosen, factors = oracle.route(logits, selection, rule)
+    chosen, factors = _routed(experts, read, rule)
     if not np.array_equal(bench.get(present(choice[0].i32)), chosen):
         return float("inf")
-    matrices = [values_of(present(each)) for each in (experts.gate, experts.up, experts.down)]
-    networks = [
-        (float(factor), *(matrix[expert] for matrix in matrices))
-        for expert, factor in zip(chosen[0].tolist(), factors[0].tolist(), strict=True)
-    ]
-    shared, largest = present(experts.shared), _largest_of_blocks(read)
-    of_shared = (values_of(present(each)) for each in (shared.gate, shared.up, shared.down))
-    for factor, gate, up, down in [*networks, (1.0, *of_shared)]:
+    largest = _largest_of_blocks(read)
+    for factor, gate, up, down in _networks(experts, chosen[0], factors[0]):
         of_gate, of_up = read @ gate.T, read @ up.T
         inner = oracle.gated(of_gate, of_up, kind)
         rounded = largest @ np.abs(gate).T * np.abs(of_up) + largest @ np.abs(up).T

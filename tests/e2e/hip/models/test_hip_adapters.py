@@ -129,19 +129,21 @@ def test_a_mixed_batch_gives_what_each_gives_alone(
 
 
 def test_decodes_run_as_graphs_of_their_own(stack: ExitStack, tmp_path: Path) -> None:
-    """One for steps with adapters and one for those without; each step is a replay."""
+    """One for steps with adapters and one for those without; each step copies nothing."""
     model = fitting(by_name("llama"))
     options = replace(OPTIONS, adapters=write_adapters(model, tmp_path))
     runner = load_hip(stack, write_model(model, tmp_path), options)
     driver = Driver(runner)
     for adapters in ((0, 1), (NO_ADAPTER, 2), (NO_ADAPTER, NO_ADAPTER), (1, 1)):
         for position in range(2):
+            before = runner.driver.copies_to_device
             driver.run(
                 *(
                     Chunk(tokens=[5], start=position, blocks=[place], adapter=adapter)
                     for place, adapter in enumerate(adapters)
                 )
             )
+            assert runner.driver.copies_to_device == before
     assert len(runner._graphs._graphs) == 2
 
 

@@ -6,18 +6,15 @@ residual and norm that (kernels/src/experts/experts_beside.hip).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from rocmforge.models.blocks import Experts, FeedForward, SharedExpert
-from rocmforge.models.layer_config import ExpertsConfig
 from rocmforge_hip.device.constants import QUANT_BLOCK
 from rocmforge_hip.device.library import KernelLibrary
 from rocmforge_hip.device.memory import DeviceArray
 from rocmforge_hip.kernels import experts as kernels
 from rocmforge_hip.ops.activations import Activation, ActivationArrays, Forms
-from rocmforge_hip.ops.experts.deferred import may_choose_later
 from rocmforge_hip.ops.experts.pairs import GATE_UP_THREADS, PairKernels, empty_mix, gate_up_of
 from rocmforge_hip.ops.experts.routing import UnmadeChoice, UnmadeSum
 from rocmforge_hip.ops.geometry import groups_experts
@@ -88,27 +85,13 @@ class BesideKernels:
         )
         self._down = library.kernel("rf_experts_down_beside", kernels.rf_experts_down_beside)
 
-    def chooses(
-        self,
-        delta: Activation,
-        norms: Sequence[Weight],
-        experts: Experts[Weight],
-        rule: ExpertsConfig,
-    ) -> bool:
-        """Returns whether gate and up of both choose the experts, and alone read their norm.
-
-        Args:
-            delta: What is added to the residual before it.
-            norms: Of the sum.
-            experts: Of the layer.
-            rule: How they are chosen.
-        """
+    def chooses(self, x: Activation, num_chosen: int, experts: Experts[Weight]) -> bool:
+        """Returns whether gate and up of both can choose so many experts, as of `multiplies`."""
         network = experts.shared
         return (
-            may_choose_later(delta, norms, experts, rule.num_experts)
-            and network is not None
+            network is not None
             and network.router is None
-            and self.multiplies(delta, rule.num_chosen, experts, network)
+            and self.multiplies(x, num_chosen, experts, network)
         )
 
     def multiplies(

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Final
 
 from rocmforge.models.blocks import Experts
-from rocmforge.models.layer_config import ExpertsConfig
 from rocmforge_hip.device.constants import QUANT_BLOCK
 from rocmforge_hip.device.library import KernelLibrary
 from rocmforge_hip.kernels import experts as kernels
@@ -103,19 +102,9 @@ class DeferredExperts:
             for name in some
         }
 
-    def chooses(
-        self,
-        delta: Activation,
-        norms: Sequence[Weight],
-        experts: Experts[Weight],
-        rule: ExpertsConfig,
-    ) -> bool:
-        """Returns whether gate and up of the experts choose, as `may_choose_later` says."""
-        return (
-            may_choose_later(delta, norms, experts, rule.num_experts)
-            and experts.shared is None
-            and gate_up_of(experts).format.name in self._gate_ups
-        )
+    def chooses(self, experts: Experts[Weight]) -> bool:
+        """Returns whether gate and up of these experts can choose, with no network beside them."""
+        return experts.shared is None and gate_up_of(experts).format.name in self._gate_ups
 
     def mix(
         self,
