@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
 import mmap
 import os
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from threading import Thread
 from typing import Final
 
 from rocmforge.checkpoint.locator import FilePart
@@ -33,6 +35,8 @@ So it is there sooner, and memory for few reads keeps all threads busy.
 _LEAST_PART: Final = 1 << 20
 """Bytes of a part, unless it is the last; less takes hardly longer than to start it."""
 _NO_SIGNAL: Final = 1  # SIGEV_NONE
+_DESCRIPTORS: Final = 512
+"""More than a process has whose model is being loaded: GPU runtimes open some hundred files."""
 
 
 class _ControlBlock(ctypes.Structure):
@@ -171,6 +175,26 @@ class _PartRead:
         if self._path is not None:
             os.close(self._block.descriptor)
             self._path = None
+
+
+def reserve_descriptors() -> Thread:
+    """Makes room for the descriptors of many reads, beside what this thread does meanwhile.
+
+    Linux makes the table of a process's descriptors larger when one is opened for which it has no
+    room, and if there are threads, that call waits until none of them can be reading the old table
+    (`expand_fdtable` in its fs/file.c): 11 to 48 ms of the first load of a process.
+
+    Returns:
+        The thread that does it, which nothing has to wait for.
+    """
+    thread = Thread(target=_grow_table, name="rocmforge-descriptors")
+    thread.start()
+    return thread
+
+
+def _grow_table() -> None:
+    with suppress(OSError), open(os.devnull, "rb") as file:  # where so many are not allowed
+        os.close(fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, _DESCRIPTORS - 1))
 
 
 @cache

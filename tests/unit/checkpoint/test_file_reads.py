@@ -91,6 +91,27 @@ def test_only_some_reads_run_at_a_time(tmp_path: Path) -> None:
     assert done.stdout == f"{THREADS}\n"
 
 
+_MUCH_ROOM = """
+import os
+from rocmforge.checkpoint.file_reads import reserve_descriptors
+def count():
+    return len(os.listdir("/proc/self/fd"))
+def room():
+    (line,) = [line for line in open("/proc/self/status") if line.startswith("FDSize")]
+    return int(line.split()[1])
+before = room(), count()
+reserve_descriptors().join()
+print(before[0] < 512 <= room(), before[1] == count())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not say how much there is")
+def test_room_for_descriptors_is_made_before_they_are_needed() -> None:
+    command = [sys.executable, "-c", _MUCH_ROOM]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == "True True\n"
+
+
 def test_what_arrives_in_parts_is_read_to_its_end(read: FileRead, tmp_path: Path) -> None:
     path = tmp_path / "pipe"
     os.mkfifo(path)

@@ -11,6 +11,7 @@ from importlib.metadata import version
 from rocmforge.backend.host_memory import host_memory
 from rocmforge.backend.optional import HostedEstimate
 from rocmforge.backend.protocol import LoadOptions, ProgressCallback, RunnerInfo
+from rocmforge.checkpoint.file_reads import reserve_descriptors
 from rocmforge.errors import ConfigurationError, EngineError
 from rocmforge.logits.registry import load_processors
 from rocmforge.models.blocks import ModelWeights
@@ -81,6 +82,7 @@ def load_model(
         ModelLoadError: The model cannot be served.
         OutOfMemory: It does not fit.
     """
+    reserve_descriptors()
     config, weights, adapters = _read(checkpoint, options, rank.shard if rank else None)
     kernels = NO_KERNELS
     if config.causal:
