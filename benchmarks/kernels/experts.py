@@ -24,6 +24,7 @@ from tests.support.operands.linear import CLAMPED_SWIGLU, NOT_GATED, SILU, Layer
 
 _CACHE_BYTES = 768 << 20  # well above the last-level cache of any GPU
 _TILES = (32, 64, 128)
+_HELD_TILE = 48  # rows that stay in LDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,31 +114,40 @@ class Bench:
         out.free()
         return seconds
 
-    def short(self, arrays: GroupArrays, x: DeviceArray, blocks: int) -> float:
-        """Seconds of down with rows that stay in LDS; `blocks` share a matrix."""
-        device, layer = self.watch.device, self.down.layer
-        out = device.empty((arrays.tokens.shape[0], layer.out_features), np.float32)
+    def held(
+        self, matrices: Matrices, arrays: GroupArrays, x: DeviceArray, blocks: int
+    ) -> float | None:
+        """Seconds with rows that stay in LDS, if there is a kernel; `blocks` share a matrix."""
+        device, layer = self.watch.device, matrices.layer
+        name, gated = layer.weights[0].name, layer.activation != NOT_GATED
+        kernel = f"rf_experts_gated_gemm_{name}" if gated else f"rf_experts_gemm_{name}"
+        if not device.has(kernel):
+            return None
+        out = device.empty(
+            (arrays.tokens.shape[0], layer.out_features), np.float16 if gated else np.float32
+        )
+        rows = (x, arrays.tiles, arrays.tokens if gated else None)
+        biases, activation = ((None, None), (layer.activation,)) if gated else ((None,), ())
 
         def enqueue() -> None:
-            for weight in self.down.copies:
+            for weight in matrices.copies:
                 device.enqueue(
-                    f"rf_experts_gemm_{self.shape.down}",
+                    kernel,
                     weight,
                     None,
-                    x,
-                    arrays.tiles,
-                    None,
-                    None,
+                    *rows,
+                    *biases,
                     out,
-                    self.down.expert_bytes,
+                    matrices.expert_bytes,
                     layer.out_features,
                     layer.quant_blocks,
+                    *activation,
                     grid=(arrays.tiles.shape[0], blocks),
                     block=512,
                     stream=self.watch.stream,
                 )
 
-        seconds = self.watch.seconds(enqueue, len(self.down.copies))
+        seconds = self.watch.seconds(enqueue, len(matrices.copies))
         out.free()
         return seconds
 
@@ -209,11 +219,12 @@ class Bench:
                     flush=True,
                 )
                 best[name] = min(seconds, best.get(name, seconds))
-            if tile == 64 and device.has(f"rf_experts_gemm_{shape.down}"):
-                for blocks in (1, 2, 4):
-                    seconds = self.short(arrays, h, blocks)
-                    print(f"  {tokens:5} tokens down in LDS, {blocks} {seconds * 1e6:8.1f} us")
-                    best["down"] = min(seconds, best["down"])
+        arrays = group(device, chosen, shape.experts, _HELD_TILE, threads)
+        for name, matrices, rows in (("gate, up", self.gate_up, x), ("down", self.down, h)):
+            for blocks in (1, 2, 4):
+                if (held := self.held(matrices, arrays, rows, blocks)) is not None:
+                    print(f"  {tokens:5} tokens {name:8} in LDS, {blocks} {held * 1e6:8.1f} us")
+                    best[name] = min(held, best[name])
         if pairs <= 512:
             for name, matrices in (("gate, up", self.gate_up), ("down", self.down)):
                 seconds = self.gemv(matrices, pairs)

@@ -1,4 +1,4 @@
-"""Products of grouped rows, rf_gemm_* and rf_experts_gemm_*, against those of numpy, for tests."""
+"""Products of grouped rows, of rf_gemm_* and of kernels for experts, against numpy's, for tests."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def check_groups(
 ) -> None:
     """Compares with each expert's product with its rows.
 
-    `gathered`: with rows of tokens. `blocks`: that share a matrix in rf_experts_gemm_*; 0: this is
-    rf_gemm_*.
+    `gathered`: with rows of tokens. `blocks`: that share a matrix in rf_experts_gemm_* or
+    rf_experts_gated_gemm_*; 0: this is rf_gemm_*.
     """
     layer, pairs = experts[0], chosen.size
     groups, arrays = groups_of(chosen), group(device, chosen, len(experts), tile)
@@ -61,7 +61,10 @@ def check_groups(
     matrix = upload_experts(device, weight, scattered=scattered)
     tiles, nbytes = arrays.tiles.shape[0], weight.shape[1]
     shape = layer.out_features, layer.quant_blocks
-    if blocks:
+    if blocks and layer.activation != NOT_GATED:
+        arguments = (*matrix, *rows_of_x, bias, up_bias, out, nbytes, *shape, layer.activation)
+        device.launch(f"rf_experts_gated_gemm_{name}", *arguments, grid=(tiles, blocks), block=512)
+    elif blocks:
         arguments = (*matrix, *rows_of_x, bias, out, nbytes, *shape)
         device.launch(f"rf_experts_gemm_{name}", *arguments, grid=(tiles, blocks), block=512)
     else:

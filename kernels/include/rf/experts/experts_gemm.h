@@ -1,40 +1,14 @@
 // Products of short rows, sorted by expert, with the matrices of their experts on the matrix
 // instructions of Hopper GPUs: what experts multiply with down.
-//
-// A multiprocessor has one block. The rows of an expert stay in LDS while the block goes through
-// its matrix: nothing but weights is on the way then, and four waves wait for no others. Blocks
-// that end after 128 rows of the matrix (gemm_few_rows.h) would end here when they have hardly
-// begun, and bring the same x for each (docs/benchmarks/experts.md).
 #pragma once
 
-#include "rf/gemm/few_rows_product.h"
+#include "rf/experts/held_rows.h"
 
 namespace rf {
 
-inline constexpr int kShortQuantBlocks = 40;     // of a row, at most: 64 of them have room
-inline constexpr int kExpertsGemmColumns = 256;  // stored rows, at once
-inline constexpr int kExpertsGemmWaves = kExpertsGemmColumns / 16;
+inline constexpr int kShortQuantBlocks = 40;  // of a row, at most: 64 of them have room
 
 #if RF_WARPGROUPS
-
-// The same number: what follows from it is computed where it is needed, and waits in no registers.
-__device__ __forceinline__ int hidden(int value) {
-#if RF_NVIDIA
-  asm volatile("" : "+r"(value));
-#endif
-  return value;
-}
-
-// Zero, in a register of each lane. The assembler does not know that, nor that lanes have the same:
-// it would put what follows from it in uniform registers, which half of the instructions cannot
-// read.
-__device__ __forceinline__ uint32_t hidden_zero() {
-  uint32_t lanes_before = 0;
-#if RF_NVIDIA
-  asm volatile("mov.u32 %0, %%lanemask_lt;" : "=r"(lanes_before));
-#endif
-  return lanes_before >> 31;
-}
 
 // For up to kRows rows.
 template <class Format, int kRows>
@@ -44,13 +18,12 @@ class ExpertsGemm {
   static constexpr int kStageBytes = FewRowsWeights<Format>::kBytes;
   // So many steps of weights are on their way while one is multiplied. Few rows wait for memory.
   static constexpr int kStages = kRows > 32 ? 1 : 2;
-  static constexpr int kXTiles = kShortQuantBlocks / kStepQuantBlocks * Product::kTiles;
 
  public:
   static constexpr int kMostRows = kRows;
 
   struct Lds {
-    alignas(warpgroup::kPlainAlignment) uint8_t x[kXTiles * Product::kTileBytes];
+    HeldRows<Product, kShortQuantBlocks> x;
     alignas(16) uint8_t weights[kWaves][kStages][kStageBytes];
   };
   static_assert(sizeof(Lds) <= 227 * 1024);
@@ -76,7 +49,7 @@ class ExpertsGemm {
     };
 #pragma unroll
     for (int stage = 0; stage < kStages; ++stage) start_weights(stage);
-    bring(arguments, lds, steps * Product::kTiles);
+    lds.x.bring(arguments, steps);
 
     const NibbleConstants constants(Format::kZero, hidden_zero());
     int stage = 0;
@@ -93,42 +66,13 @@ class ExpertsGemm {
         if constexpr (kStages > 1) stage = stage + 1 == kStages ? 0 : stage + 1;
 #pragma unroll
         for (int tile = 0; tile < Product::kTiles; ++tile)
-          Product::multiply(sums, constants, held, tile,
-                            x_tile(lds, step * Product::kTiles + tile));
+          Product::multiply(sums, constants, held, tile, lds.x.tile(step, tile));
       }
       store(sums, arguments, hidden(first_row) + own_row);
     }
   }
 
  private:
-  static __device__ __forceinline__ U4* x_tile(Lds& lds, int tile) {
-    return reinterpret_cast<U4*>(lds.x) + tile * Product::Activations::kItems;
-  }
-
-  // Brings all of x. Several tiles are on their way at once.
-  static __device__ __forceinline__ void bring(const GemmArguments& arguments, Lds& lds,
-                                               int tiles) {
-    constexpr int kAhead = 4;
-    const typename Product::Activations x(arguments, arguments.quant_blocks);
-#pragma unroll 1
-    for (int first = 0; first < tiles; first += kAhead) {
-      typename Product::Activations::Loaded loaded[kAhead];
-#pragma unroll
-      for (int i = 0; i < kAhead; ++i) {
-        const int tile = first + i;
-        loaded[i] = x.load(tile / Product::kTiles * kStepQuantBlocks +
-                           tile % Product::kTiles * Product::kUnits);
-      }
-      issue_loads();
-#pragma unroll
-      for (int i = 0; i < kAhead; ++i) {
-        if (first + i < tiles) x.put(loaded[i], x_tile(lds, first + i));
-      }
-    }
-    warpgroup::publish();
-    lds_barrier();
-  }
-
   // Results go out straight from the lanes that have the sums, eight of which have what lies side
   // by side: through LDS waves would wait for each other.
   static __device__ __forceinline__ void store(const Product::Accumulators& sums,
