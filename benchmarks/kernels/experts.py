@@ -2,7 +2,7 @@
 
 Tokens choose experts at random. Grouped GEMM is shown for each tile, in TFLOP/s of what the tokens
 need and in GB/s of the weights of all experts that any token chose, each counted once; down also
-where its rows stay in LDS, for each number of blocks that share a matrix. GEMV stands
+where its rows stay in LDS. GEMV stands
 for a kernel that multiplies every pair of a token and an expert on its own. Weights rotate through
 more memory than caches hold.
 """
@@ -17,6 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.kernels.timing import Stopwatch, open_gpu
+from rocmforge_hip.device.constants import GATED_ROWS, SHARE_ROUNDS
+from rocmforge_hip.device.driver import list_devices
 from tests.support.launches.kernels import Device, DeviceArray
 from tests.support.operands.activations import SCALE_DTYPE
 from tests.support.operands.groups import GroupArrays, group
@@ -24,7 +26,6 @@ from tests.support.operands.linear import CLAMPED_SWIGLU, NOT_GATED, SILU, Layer
 
 _CACHE_BYTES = 768 << 20  # well above the last-level cache of any GPU
 _TILES = (32, 64, 128)
-_HELD_TILE = 48  # rows that stay in LDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,10 +115,8 @@ class Bench:
         out.free()
         return seconds
 
-    def held(
-        self, matrices: Matrices, arrays: GroupArrays, x: DeviceArray, blocks: int
-    ) -> float | None:
-        """Seconds with rows that stay in LDS, if there is a kernel; `blocks` share a matrix."""
+    def held(self, matrices: Matrices, arrays: GroupArrays, x: DeviceArray) -> float | None:
+        """Seconds with rows that stay in LDS, if there is a kernel."""
         device, layer = self.watch.device, matrices.layer
         name, gated = layer.weights[0].name, layer.activation != NOT_GATED
         kernel = f"rf_experts_gated_gemm_{name}" if gated else f"rf_experts_gemm_{name}"
@@ -128,6 +127,7 @@ class Bench:
         )
         rows = (x, arrays.tiles, arrays.tokens if gated else None)
         biases, activation = ((None, None), (layer.activation,)) if gated else ((None,), ())
+        tiles, compute_units = arrays.tiles.shape[0], list_devices()[0].compute_units
 
         def enqueue() -> None:
             for weight in matrices.copies:
@@ -142,7 +142,9 @@ class Bench:
                     layer.out_features,
                     layer.quant_blocks,
                     *activation,
-                    grid=(arrays.tiles.shape[0], blocks),
+                    tiles,
+                    compute_units,
+                    grid=tiles + SHARE_ROUNDS * compute_units,
                     block=512,
                     stream=self.watch.stream,
                 )
@@ -219,12 +221,11 @@ class Bench:
                     flush=True,
                 )
                 best[name] = min(seconds, best.get(name, seconds))
-        arrays = group(device, chosen, shape.experts, _HELD_TILE, threads)
+        arrays = group(device, chosen, shape.experts, GATED_ROWS, threads)
         for name, matrices, rows in (("gate, up", self.gate_up, x), ("down", self.down, h)):
-            for blocks in (1, 2, 4):
-                if (held := self.held(matrices, arrays, rows, blocks)) is not None:
-                    print(f"  {tokens:5} tokens {name:8} in LDS, {blocks} {held * 1e6:8.1f} us")
-                    best[name] = min(held, best[name])
+            if (held := self.held(matrices, arrays, rows)) is not None:
+                print(f"  {tokens:5} tokens {name:8} in LDS   {held * 1e6:8.1f} us")
+                best[name] = min(held, best[name])
         if pairs <= 512:
             for name, matrices in (("gate, up", self.gate_up), ("down", self.down)):
                 seconds = self.gemv(matrices, pairs)

@@ -5,6 +5,7 @@
 // the same.
 #include "rf/experts/experts.h"
 #include "rf/experts/groups.h"
+#include "rf/lane_masks.h"
 #include "rf/wave.h"
 
 namespace rf {
@@ -12,13 +13,6 @@ namespace rf {
 inline constexpr int kAtOnce = 4;
 inline constexpr int kNoPair = 0x7fffffff;  // after all experts, as is
 inline constexpr int kNotHere = kNoPair - 1;
-
-__device__ __forceinline__ int count_lanes(LaneMask lanes) { return __builtin_popcountll(lanes); }
-
-// Lanes of the mask below this one.
-__device__ __forceinline__ int count_lower(LaneMask lanes) {
-  return count_lanes(lanes & ((LaneMask{1} << lane_id()) - 1));
-}
 
 }  // namespace rf
 
@@ -97,6 +91,7 @@ extern "C" __global__ __launch_bounds__(1024) void rf_group_experts(
   const int first_tile = rf::first_tile(expert, first, tile_rows);
   const int tiles_end = rf::first_tile(expert + 1, end, tile_rows);
   for (int i = first_tile + static_cast<int>(threadIdx.x); i < tiles_end; i += threads) {
-    tiles[i] = {expert, first + (i - first_tile) * tile_rows, end, 0};
+    const int begin_of_tile = first + (i - first_tile) * tile_rows;
+    tiles[i] = {expert, begin_of_tile, rf::min(begin_of_tile + tile_rows, end), 0};
   }
 }

@@ -198,7 +198,7 @@ __device__ __forceinline__ bool begin_tile(GemmArguments& arguments, const Group
   arguments.first_row = blockIdx.x * kTileRows;
   if (!groups.tiles) return true;
   if constexpr (kWaits<Format, kTileRows>) wait_for_previous(groups.tiles, groups.experts.places);
-  return begin_group(arguments, groups);
+  return begin_group(arguments, groups, blockIdx.x);
 }
 
 }  // namespace rf

@@ -28,32 +28,42 @@ def _two_of_three(rows: int) -> npt.NDArray[np.int32]:
 @pytest.mark.parametrize("name", _NAMES)
 def test_multiplies_as_many_rows_as_there_are(hopper: Device, name: str, rows: int) -> None:
     experts = random_experts(name, 3, 40, 512)
-    check_groups(hopper, experts, _two_of_three(rows), tile=_TILE, gathered=False, blocks=1)
+    check_groups(
+        hopper, experts, _two_of_three(rows), tile=_TILE, gathered=False, multiprocessors=2
+    )
 
 
 @pytest.mark.parametrize("rows", [8, 16, 32, 48, 64])
 @pytest.mark.parametrize("name", _NAMES)
 def test_rows_of_up_to_1280_features_have_room(hopper: Device, name: str, rows: int) -> None:
     chosen = np.zeros((rows, 1), np.int32)
-    check_groups(hopper, random_experts(name, 1, 20, 1280), chosen, tile=_TILE, blocks=1)
+    check_groups(hopper, random_experts(name, 1, 20, 1280), chosen, tile=_TILE, multiprocessors=2)
 
 
-@pytest.mark.parametrize("blocks", [1, 2, 3, 4])
+@pytest.mark.parametrize("multiprocessors", [1, 2, 3, 5, 9, 12, 40])
 @pytest.mark.parametrize("name", _NAMES)
-def test_blocks_share_a_matrix(hopper: Device, name: str, blocks: int) -> None:
-    chosen = random_choice(np.random.default_rng(0), 11, 2, 2)
-    experts = random_experts(name, 2, 549, 256)
-    check_groups(hopper, experts, chosen, tile=_TILE, blocks=blocks)
+def test_blocks_share_the_last_tiles(hopper: Device, name: str, multiprocessors: int) -> None:
+    """Of nine tiles: all have a block of their own, or some, or none."""
+    chosen = random_choice(np.random.default_rng(0), 11, 3, 2)
+    experts = random_experts(name, 3, 549, 256)
+    check_groups(hopper, experts, chosen, tile=3, multiprocessors=multiprocessors)
+
+
+def test_finds_its_tile_among_many_places(hopper: Device) -> None:
+    """More places than a block has threads."""
+    chosen = random_choice(np.random.default_rng(0), 260, 5, 2)
+    experts = random_experts("q4_k", 5, 20, 256)
+    check_groups(hopper, experts, chosen, tile=1, multiprocessors=132)
 
 
 @pytest.mark.parametrize("out_features", [40, 37], ids=["fours", "ragged"])
 def test_adds_the_biases_of_experts(hopper: Device, out_features: int) -> None:
     biases = np.random.default_rng(2).standard_normal((3, out_features)).astype(np.float32) * 4
     experts, chosen = random_experts("q6_k", 3, out_features, 256), _two_of_three(5)
-    check_groups(hopper, experts, chosen, tile=_TILE, biases=(biases,), blocks=1)
+    check_groups(hopper, experts, chosen, tile=_TILE, biases=(biases,), multiprocessors=2)
 
 
 def test_reads_scattered_experts(hopper: Device) -> None:
     chosen = random_choice(np.random.default_rng(1), 9, 5, 2)
     experts = random_experts("q6_k", 5, 40, 256)
-    check_groups(hopper, experts, chosen, tile=_TILE, scattered=True, blocks=2)
+    check_groups(hopper, experts, chosen, tile=_TILE, scattered=True, multiprocessors=1)

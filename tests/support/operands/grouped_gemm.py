@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from rocmforge_hip.device.constants import SHARE_ROUNDS
 from tests.support.launches.kernels import Device, DeviceArray
 from tests.support.operands.experts import ExpertLayer, upload_experts
 from tests.support.operands.groups import group, groups_of
@@ -40,12 +41,12 @@ def check_groups(
     half: bool = False,
     scattered: bool = False,
     factor: float = 1.0,
-    blocks: int = 0,
+    multiprocessors: int = 0,
 ) -> None:
     """Compares with each expert's product with its rows.
 
-    `gathered`: with rows of tokens. `blocks`: that share a matrix in rf_experts_gemm_* or
-    rf_experts_gated_gemm_*; 0: this is rf_gemm_*.
+    `gathered`: with rows of tokens. `multiprocessors`: that blocks of rf_experts_gemm_* or
+    rf_experts_gated_gemm_* share; 0: this is rf_gemm_*.
     """
     layer, pairs = experts[0], chosen.size
     groups, arrays = groups_of(chosen), group(device, chosen, len(experts), tile)
@@ -61,12 +62,16 @@ def check_groups(
     matrix = upload_experts(device, weight, scattered=scattered)
     tiles, nbytes = arrays.tiles.shape[0], weight.shape[1]
     shape = layer.out_features, layer.quant_blocks
-    if blocks and layer.activation != NOT_GATED:
-        arguments = (*matrix, *rows_of_x, bias, up_bias, out, nbytes, *shape, layer.activation)
-        device.launch(f"rf_experts_gated_gemm_{name}", *arguments, grid=(tiles, blocks), block=512)
-    elif blocks:
-        arguments = (*matrix, *rows_of_x, bias, out, nbytes, *shape)
-        device.launch(f"rf_experts_gemm_{name}", *arguments, grid=(tiles, blocks), block=512)
+    if multiprocessors:
+        gated = layer.activation != NOT_GATED
+        kernel = f"rf_experts_gated_gemm_{name}" if gated else f"rf_experts_gemm_{name}"
+        added, gate = ((bias, up_bias), (layer.activation,)) if gated else ((bias,), ())
+        device.launch(
+            kernel,
+            *(*matrix, *rows_of_x, *added, out, nbytes, *shape, *gate, tiles, multiprocessors),
+            grid=tiles + SHARE_ROUNDS * multiprocessors,
+            block=512,
+        )
     else:
         kernel, outputs = f"rf_gemm_{name}_m{tile}", (None, out) if half else (out, None)
         device.launch(

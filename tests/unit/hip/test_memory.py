@@ -333,12 +333,6 @@ def test_blocks_of_few_rows_that_are_short_may_come_late() -> None:
     assert Geometry(132).gemm(16, 6144, 128).splits == 6  # the last with 8 quant blocks of 24
 
 
-def test_blocks_share_the_matrix_of_a_tile_while_there_may_be_few_tiles() -> None:
-    tokens = (1, 520, 521, 1048, 1049)
-    blocks = [Geometry(132).blocks_of_tile(8 * each, 64) for each in tokens]
-    assert blocks == [4, 4, 2, 2, 1]
-
-
 def test_few_blocks_of_decodes_have_a_compute_unit_each() -> None:
     assert [Geometry(132).has_few_decodes(8 * sequences) for sequences in (16, 17)] == [True, False]
 
@@ -371,6 +365,13 @@ def test_warpgroups_take_the_rows_of_a_tile_that_are_there() -> None:
     plain, warpgroups = Geometry(132), Geometry(132, has_warpgroups=True)
     assert [plain.group_tile_rows(each, 128) for each in pairs] == [32, 32, 64, 64, 128]
     assert [warpgroups.group_tile_rows(each, 128) for each in pairs] == [64, 64, 64, 64, 128]
+
+
+def test_rows_of_gate_and_up_stay_in_lds_where_experts_have_about_as_many() -> None:
+    geometry = Geometry(132, has_warpgroups=True)
+    pairs = [128 * 12 - 1, 128 * 12, 128 * 40, 128 * 40 + 1]
+    tiles = [geometry.group_tile_rows(each, 128, holds_gated=True) for each in pairs]
+    assert tiles == [64, 48, 48, 64]
 
 
 @pytest.mark.parametrize(("stored_rows", "is_wide"), [(28672, True), (6144, False)])

@@ -24,8 +24,12 @@ WIDE_GEMM_ROWS: Final = 272
 """Of activations, that a block of GEMM takes at most where there are kernels for very many."""
 SHORT_QUANT_BLOCKS: Final = 40
 """Of a row, of which 64 of an expert stay in LDS while a block goes through its matrix, at most."""
-SHORT_GEMM_COLUMNS: Final = 256
-"""Stored rows of that matrix that such a block multiplies with at once."""
+GATED_QUANT_BLOCKS: Final = 64
+"""Of a row, of which GATED_ROWS stay there while a block goes through gate and up, at most."""
+GATED_ROWS: Final = 48
+"""Of an expert, at most."""
+SHARE_ROUNDS: Final = 3
+"""Of blocks that share tiles of rows that stay in LDS, at most."""
 STREAMED_ROWS: Final = 8
 """Of activations, slices included, that int8 products multiply whose waves copy weights ahead."""
 STREAMED_QUANT_BLOCKS: Final = 224
@@ -82,7 +86,9 @@ IN_HEADERS: Final = MappingProxyType(
         "kTileColumns": GEMM_COLUMNS,
         "kWideTileRows": WIDE_GEMM_ROWS,
         "kShortQuantBlocks": SHORT_QUANT_BLOCKS,
-        "kExpertsGemmColumns": SHORT_GEMM_COLUMNS,
+        "kGatedQuantBlocks": GATED_QUANT_BLOCKS,
+        "kGatedRows": GATED_ROWS,
+        "kShareRounds": SHARE_ROUNDS,
         "kStreamRows": STREAMED_ROWS,
         "kStreamQuantBlocks": STREAMED_QUANT_BLOCKS,
         "kBlockTokens": BLOCK_TOKENS,

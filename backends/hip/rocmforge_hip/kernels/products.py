@@ -283,8 +283,30 @@ def rf_experts_gemm(
     expert_bytes: I64,
     out_features: I32,
     quant_blocks: I32,
+    num_tiles: I32,
+    multiprocessors: I32,
 ) -> None:
     """Does what `rf_gemm` does with groups of short rows, which stay in LDS."""
+
+
+def rf_experts_gated_gemm(
+    *,
+    weight: Pointer,
+    places: Pointer | None,
+    x: Pointer,
+    tiles: Pointer,
+    sources: Pointer | None,
+    bias: Pointer | None,
+    up_bias: Pointer | None,
+    out_half: Pointer,
+    expert_bytes: I64,
+    out_features: I32,
+    quant_blocks: I32,
+    activation: I32,
+    num_tiles: I32,
+    multiprocessors: I32,
+) -> None:
+    """Does what `rf_gemm` does with groups of rows and a gated layer; rows stay in LDS."""
 
 
 def rf_gemm_wide(

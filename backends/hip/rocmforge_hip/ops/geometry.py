@@ -14,6 +14,7 @@ from typing import Final
 from rocmforge_hip.device.constants import (
     ATTENTION_ROWS,
     BLOCK_TOKENS,
+    GATED_ROWS,
     GEMM_COLUMNS,
     LEAST_ROUNDED,
     QUANT_BLOCK,
@@ -41,7 +42,7 @@ _WHOLE_TOKENS: Final = ((7, 2048), (3, 1024), (0, 256))
 _ATTENTION_BLOCKS_PER_CU: Final = 4  # at most
 _PREFILL_BLOCKS_PER_CU: Final = 2  # at most
 _MIN_PREFILL_SPLIT: Final = 512  # tokens, so that putting splits together costs little beside
-_MOST_SHARING: Final = 4  # blocks of one matrix
+_HELD_PAIRS: Final = (12, 40)  # of an expert, from the least to the most
 _SAMPLING_BLOCKS_PER_CU: Final = 2
 _MIN_PART_TOKENS: Final = 1024
 _MATRIX_ROWS: Final = 5  # below, GEMV was not measured to be slower
@@ -246,24 +247,18 @@ class Geometry:
         """Returns whether GEMV is faster for a row of so many features if it copies ahead."""
         return features >= (self.least_streamed_features or _LEAST_STREAMED_FEATURES)
 
-    def group_tile_rows(self, pairs: int, num_experts: int) -> int:
+    def group_tile_rows(self, pairs: int, num_experts: int, *, holds_gated: bool = False) -> int:
         """Returns the rows of a tile for pairs of tokens and experts, sorted by expert.
 
         With warpgroups, a tile of 64 rows costs what those that are there cost
-        (kernels/include/rf/gemm/gemm_few_rows.h).
+        (kernels/include/rf/gemm/gemm_few_rows.h). With `holds_gated`, GATED_ROWS can stay in LDS
+        while gate and up are multiplied, which is worth it if experts have about as many.
         """
-        most = {64: 384} if self.has_warpgroups else {32: 96, 64: 384}  # pairs of an expert
-        return next((tile for tile in most if pairs <= most[tile] * num_experts), GEMM_ROWS[-1])
-
-    def blocks_of_tile(self, pairs: int, tile_rows: int) -> int:
-        """Returns how many blocks share the matrix of a tile, one of which a compute unit runs.
-
-        As few as fill the device, as each brings the rows of the tile: if pairs make no more tiles
-        than they must.
-        """
-        least_tiles = ceil_div(pairs, tile_rows)
-        wanted = ceil_div(self.compute_units, least_tiles)
-        return next((blocks for blocks in (1, 2) if wanted <= blocks), _MOST_SHARING)
+        least, most = (limit * num_experts for limit in _HELD_PAIRS)
+        if holds_gated and least <= pairs <= most:
+            return GATED_ROWS
+        limits = {64: 384} if self.has_warpgroups else {32: 96, 64: 384}  # pairs of an expert
+        return next((tile for tile in limits if pairs <= limits[tile] * num_experts), GEMM_ROWS[-1])
 
     def routes_by_gemm(self, logits: int) -> bool:
         """Returns whether so many logits of a router, of all tokens together, fill a GEMM."""

@@ -25,11 +25,12 @@ class ExpertsGatedGemm {
   };
   static_assert(sizeof(Lds) <= 227 * 1024);
 
-  static __device__ __forceinline__ void run(const GemmArguments& arguments, Lds& lds) {
+  static __device__ __forceinline__ void run(const GemmArguments& arguments, Lds& lds,
+                                             const TileShare& share) {
     const int steps = arguments.quant_blocks / kStepQuantBlocks;
     const int stored_rows = arguments.outputs.stored_rows();
-    const int distance = static_cast<int>(gridDim.y) * kExpertsGemmColumns;
-    int row = static_cast<int>(blockIdx.y) * kExpertsGemmColumns + own_row();
+    const int distance = share.parts * kExpertsGemmColumns;
+    int row = share.part * kExpertsGemmColumns + own_row();
 
     Weights weights(arguments, steps, row, distance);
     weights.start();
@@ -60,7 +61,8 @@ class ExpertsGatedGemm {
     return wave_id() / 2 * kRowAlign + wave_id() % 2 * kGroupRows + Mma::lane_row(0);
   }
 
-  // What the lane loads of the weights of its rows, which are `distance` further after each `steps`.
+  // What the lane loads of the weights of its rows, which are `distance` further after each
+  // `steps`.
   class Weights {
    public:
     __device__ __forceinline__ Weights(const GemmArguments& arguments, int steps, int row,
@@ -122,7 +124,7 @@ class ExpertsGatedGemm {
     for (int i = 0; i < Product::kRowTiles; ++i) {
 #pragma unroll
       for (int v = 0; v < kAccValues; ++v) {
-        if (v % 4 / 2 != 0) continue;  // of up
+        if (v % 4 / 2 != 0) continue;                // of up
         const int row = 16 * i + v / 4 * 8 + v % 2;  // behind the lane's first
         if (row >= rows) continue;
         const float gate = sums[i].value[v] + gate_bias, up = sums[i].value[v + 2] + up_bias;

@@ -28,12 +28,13 @@ class ExpertsGemm {
   };
   static_assert(sizeof(Lds) <= 227 * 1024);
 
-  static __device__ __forceinline__ void run(const GemmArguments& arguments, Lds& lds) {
+  static __device__ __forceinline__ void run(const GemmArguments& arguments, Lds& lds,
+                                             const TileShare& share) {
     const int steps = (arguments.quant_blocks + kStepQuantBlocks - 1) / kStepQuantBlocks;
     const int stored_rows = arguments.outputs.stored_rows();
     const int own_row = wave_id() * (2 * kGroupRows);
-    const int distance = static_cast<int>(gridDim.y) * kExpertsGemmColumns;
-    int first_row = static_cast<int>(blockIdx.y) * kExpertsGemmColumns;
+    const int distance = share.parts * kExpertsGemmColumns;
+    int first_row = share.part * kExpertsGemmColumns;
 
     uint8_t* const stages = lds.weights[wave_id()][0];
     FewRowsWeights<Format> weights(arguments, first_row + own_row);

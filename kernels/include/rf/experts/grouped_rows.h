@@ -8,13 +8,14 @@
 namespace rf {
 
 struct Groups {
-  const GroupTile* tiles;  // of each blockIdx.x, or null: all rows have the one matrix
+  const GroupTile* tiles;  // null: all rows have the one matrix
   ExpertMatrices experts;
 };
 
-// Makes the arguments those of the block's tile. Returns whether there is anything to do.
-__device__ __forceinline__ bool begin_group(GemmArguments& arguments, const Groups& groups) {
-  const GroupTile tile = groups.tiles[blockIdx.x];
+// Makes the arguments those of a tile. Returns whether there is anything to do.
+__device__ __forceinline__ bool begin_group(GemmArguments& arguments, const Groups& groups,
+                                            int index) {
+  const GroupTile tile = groups.tiles[index];
   const int64_t first_bias = static_cast<int64_t>(tile.expert) * arguments.outputs.out_features;
   arguments.weight = groups.experts.matrix(tile.expert);
   arguments.first_row = tile.first;

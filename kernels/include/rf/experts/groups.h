@@ -13,7 +13,7 @@ namespace rf {
 struct alignas(16) GroupTile {
   int32_t expert;
   int32_t first;  // sorted pair
-  int32_t end;    // of all that the expert has; up to `first`: there is nothing here
+  int32_t end;    // up to `first`: there is nothing here
   int32_t unused;
 };
 

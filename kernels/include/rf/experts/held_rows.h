@@ -7,6 +7,8 @@
 // begun, and bring the same x for each (docs/benchmarks/experts.md).
 #pragma once
 
+#include "rf/experts/grouped_rows.h"
+#include "rf/experts/tile_shares.h"
 #include "rf/gemm/few_rows_product.h"
 
 namespace rf {
@@ -15,6 +17,17 @@ inline constexpr int kExpertsGemmColumns = 256;  // stored rows, at once
 inline constexpr int kExpertsGemmWaves = kExpertsGemmColumns / 16;
 
 #if RF_WARPGROUPS
+
+// Makes the arguments those of the tile that this block has a share in, if it has any.
+__device__ __forceinline__ TileShare begin_share(GemmArguments& arguments, const Groups& groups,
+                                                 int num_tiles, int multiprocessors) {
+  wait_for_previous(groups.tiles, groups.experts.places, arguments.sources, arguments.x);
+  const int stored_rows = arguments.outputs.stored_rows();
+  const int most_parts = (stored_rows + kExpertsGemmColumns - 1) / kExpertsGemmColumns;
+  const TileShare share = find_share(groups.tiles, num_tiles, multiprocessors, most_parts);
+  if (share.tile >= 0) begin_group(arguments, groups, share.tile);
+  return share;
+}
 
 // The same number: what follows from it is computed where it is needed, and waits in no registers.
 __device__ __forceinline__ int hidden(int value) {

@@ -372,17 +372,17 @@ union LdsOf<Gemm, Others...> {
 };
 
 // Multiplies in the first of these forms, which take ever more rows, that takes all of the block's;
-// if none does, as many as the last takes.
-template <class Gemm, class... Others>
+// if none does, as many as the last takes. `more`: what that form's run() takes besides.
+template <class Gemm, class... Others, class... More>
 __device__ __forceinline__ void multiply_rows(const GemmArguments& arguments,
-                                              LdsOf<Gemm, Others...>& lds) {
+                                              LdsOf<Gemm, Others...>& lds, const More&... more) {
   if constexpr (sizeof...(Others) > 0) {
     if (arguments.rows - arguments.first_row > Gemm::kMostRows) {
-      multiply_rows(arguments, lds.others);
+      multiply_rows(arguments, lds.others, more...);
       return;
     }
   }
-  Gemm::run(arguments, lds.own);
+  Gemm::run(arguments, lds.own, more...);
 }
 
 }  // namespace rf

@@ -9,9 +9,11 @@ from __future__ import annotations
 from typing import Final
 
 from rocmforge_hip.device.constants import (
+    GATED_QUANT_BLOCKS,
+    GATED_ROWS,
     GEMM_COLUMNS,
     NOT_GATED,
-    SHORT_GEMM_COLUMNS,
+    SHARE_ROUNDS,
     SHORT_QUANT_BLOCKS,
 )
 from rocmforge_hip.device.library import KernelLibrary
@@ -24,8 +26,9 @@ from rocmforge_hip.ops.operands import optional_vector
 from rocmforge_hip.weights.formats import Matrix, Weight, ceil_div
 
 _MOST_THREADS: Final = 1024
-_SHORT_ROWS_TILE: Final = 64
-_SHORT_ROWS_THREADS: Final = 512
+_SHORT_ROWS: Final = (GATED_ROWS, 64)
+"""Tiles of which rows of up to SHORT_QUANT_BLOCKS stay in LDS."""
+_HELD_THREADS: Final = 512
 _FETCH_THREADS: Final = 256
 _FETCH_PARTS: Final = 16
 _FETCHED_PAIRS: Final = 32
@@ -66,19 +69,37 @@ class GroupedProducts:
             for name in formats
             if library.has(kernel := f"rf_experts_gemm_{name}")
         }
+        self._of_gated_rows = {
+            name: library.kernel(kernel, product_kernels.rf_experts_gated_gemm)
+            for name in formats
+            if library.has(kernel := f"rf_experts_gated_gemm_{name}")
+        }
 
-    def sort(self, chosen: DeviceArray, pairs: int, num_chosen: int, num_experts: int) -> int:
+    def sort(
+        self,
+        chosen: DeviceArray,
+        pairs: int,
+        num_chosen: int,
+        matrix: Matrix,
+        gate: int = NOT_GATED,
+    ) -> int:
         """Sorts pairs by expert. Returns the rows of their tiles.
 
         Args:
             chosen: int32 [pairs], the expert of each: those of a row are next to each other.
             pairs: How many.
             num_chosen: Pairs of a row.
-            num_experts: Experts that there are.
+            matrix: What they are multiplied with first.
+            gate: How gate and up become one number then, if the matrix has both.
         """
-        tile = self._geometry.group_tile_rows(pairs, num_experts)
+        holds_gated = (
+            gate != NOT_GATED
+            and matrix.format.name in self._of_gated_rows
+            and matrix.quant_blocks <= GATED_QUANT_BLOCKS
+        )
+        tile = self._geometry.group_tile_rows(pairs, matrix.num_experts, holds_gated=holds_gated)
         self._group.launch(
-            (num_experts, 1, 1),
+            (matrix.num_experts, 1, 1),
             min(whole_waves(pairs), _MOST_THREADS),
             chosen=chosen,
             tokens=self._sorted.rows,
@@ -121,13 +142,35 @@ class GroupedProducts:
         tiles = pairs // tile + matrix.num_experts  # as many as so many pairs may make
         places = self._places(pairs, matrix, tile)
         sources = None if is_sorted else self._sorted.rows
-        is_short = tile == _SHORT_ROWS_TILE and matrix.quant_blocks <= SHORT_QUANT_BLOCKS
+        compute_units = self._geometry.compute_units
+        shares = (tiles + SHARE_ROUNDS * compute_units, 1, 1)
+        if gate != NOT_GATED and tile == GATED_ROWS:
+            assert out_half is not None
+            self._of_gated_rows[matrix.format.name].launch(
+                shares,
+                _HELD_THREADS,
+                weight=matrix.data,
+                places=places,
+                x=x,
+                tiles=self._sorted.tiles,
+                sources=sources,
+                bias=bias,
+                up_bias=up_bias,
+                out_half=out_half,
+                expert_bytes=matrix.nbytes,
+                out_features=matrix.out_features,
+                quant_blocks=matrix.quant_blocks,
+                activation=gate,
+                num_tiles=tiles,
+                multiprocessors=compute_units,
+            )
+            return
+        is_short = tile in _SHORT_ROWS and matrix.quant_blocks <= SHORT_QUANT_BLOCKS
         of_short_rows = self._of_short_rows.get(matrix.format.name) if is_short else None
         if of_short_rows is not None and out is not None and gate == NOT_GATED:
-            columns = ceil_div(matrix.stored_rows, SHORT_GEMM_COLUMNS)
             of_short_rows.launch(
-                (tiles, min(self._geometry.blocks_of_tile(pairs, tile), columns), 1),
-                _SHORT_ROWS_THREADS,
+                shares,
+                _HELD_THREADS,
                 weight=matrix.data,
                 places=places,
                 x=x,
@@ -138,9 +181,12 @@ class GroupedProducts:
                 expert_bytes=matrix.nbytes,
                 out_features=matrix.out_features,
                 quant_blocks=matrix.quant_blocks,
+                num_tiles=tiles,
+                multiprocessors=compute_units,
             )
             return
-        kernel = self._gemms[matrix.format.name, tile]
+        rows = next(rows for rows in GEMM_ROWS if tile <= rows)
+        kernel = self._gemms[matrix.format.name, rows]
         kernel.launch(
             (tiles, ceil_div(matrix.stored_rows, GEMM_COLUMNS), 1),
             kernel.max_threads,

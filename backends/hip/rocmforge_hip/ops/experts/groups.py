@@ -63,20 +63,21 @@ class GroupKernels:
         That of as many tokens as are grouped at a time is left to be made later.
         """
         out = empty_mix(self._arena, x.rows, experts)
+        gating = NOT_GATED if experts.gate is None else gate
         gate_up, down = gate_up_of(experts), part_of(experts.down).matrix
         arrays = self._products.forms.half(x), i32_of(chosen), f32_of(weights), f32_of(out)
         for start in range(0, x.rows, GROUPED_TOKENS):
             stop = min(start + GROUPED_TOKENS, x.rows)
             halves, choice, factors, sums = (array.rows(start, stop) for array in arrays)
             pairs = (stop - start) * chosen.features
-            tile = self._grouped.sort(choice, pairs, chosen.features, gate_up.num_experts)
+            tile = self._grouped.sort(choice, pairs, chosen.features, gate_up, gating)
             self._grouped.multiply(
                 pairs,
                 gate_up,
                 tile,
                 halves,
                 biases=(experts.gate_bias, experts.up_bias),
-                gate=NOT_GATED if experts.gate is None else gate,
+                gate=gating,
                 out_half=self._arrays.inner,
             )
             if experts.gate is None:

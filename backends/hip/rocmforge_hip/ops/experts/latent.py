@@ -273,7 +273,7 @@ class LatentKernels:
         for start in range(0, x.rows, at_once):
             stop = min(start + at_once, x.rows)
             pairs = stop - start
-            tile = self._grouped.sort(arrays.chosen.rows(start, stop), pairs, 1, heads)
+            tile = self._grouped.sort(arrays.chosen.rows(start, stop), pairs, 1, matrix)
             products = arrays.products.first(pairs, matrix.out_features)
             self._grouped.multiply(pairs, matrix, tile, halves.rows(start, stop), out=products)
             self._join_rows(products, arrays.pairs.places, out.rows(start, stop), offset)
