@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.kernels.timing import Stopwatch, open_gpu
-from rocmforge_hip.device.constants import GATED_ROWS, SHARE_ROUNDS
+from rocmforge_hip.device.constants import GATED_ROWS
 from rocmforge_hip.device.driver import list_devices
 from tests.support.launches.kernels import Device, DeviceArray
 from tests.support.operands.activations import SCALE_DTYPE
@@ -144,7 +144,7 @@ class Bench:
                     *activation,
                     tiles,
                     compute_units,
-                    grid=tiles + SHARE_ROUNDS * compute_units,
+                    grid=tiles,
                     block=512,
                     stream=self.watch.stream,
                 )

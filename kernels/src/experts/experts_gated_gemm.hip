@@ -7,14 +7,15 @@
 namespace rf {
 
 template <class Format>
-__device__ __forceinline__ void experts_gated_gemm(GemmArguments arguments, const Groups& groups,
-                                                   int num_tiles, int multiprocessors) {
-  const TileShare share = begin_share(arguments, groups, num_tiles, multiprocessors);
-  if (share.tile < 0) return;
+__device__ __forceinline__ void experts_gated_gemm(const GemmArguments& arguments,
+                                                   const Groups& groups, int num_tiles,
+                                                   int multiprocessors) {
   using Lds = LdsOf<ExpertsGatedGemm<Format, 16>, ExpertsGatedGemm<Format, 32>,
                     ExpertsGatedGemm<Format, kGatedRows>>;
   RF_LARGE_LDS(Lds, lds);
-  multiply_rows(arguments, *lds, share);
+  for_shares(arguments, groups, num_tiles, multiprocessors,
+             [&](const GemmArguments& own, const TileShare& share)
+                 __attribute__((always_inline)) { multiply_rows(own, *lds, share); });
 }
 
 }  // namespace rf
@@ -29,8 +30,8 @@ __device__ __forceinline__ void experts_gated_gemm(GemmArguments arguments, cons
 #endif
 
 // What rf_gemm_<name>_m64 makes of the same arguments with tiles of up to kGatedRows rows, in
-// out_half, of a gated layer that has up to kGatedQuantBlocks quant blocks. Grid: as
-// tile_shares.h says; block 512.
+// out_half, of a gated layer that has up to kGatedQuantBlocks quant blocks. Grid: any,
+// as tile_shares.h says; block 512.
 #define RF_EXPERTS_GATED_GEMM(name, Format, ...)                                                \
   extern "C" __global__ RF_BOUNDS void rf_experts_gated_gemm_##name(                            \
       const uint8_t* __restrict__ weight, const int64_t* __restrict__ places,                   \

@@ -28,8 +28,6 @@ GATED_QUANT_BLOCKS: Final = 64
 """Of a row, of which GATED_ROWS stay there while a block goes through gate and up, at most."""
 GATED_ROWS: Final = 48
 """Of an expert, at most."""
-SHARE_ROUNDS: Final = 3
-"""Of blocks that share tiles of rows that stay in LDS, at most."""
 STREAMED_ROWS: Final = 8
 """Of activations, slices included, that int8 products multiply whose waves copy weights ahead."""
 STREAMED_QUANT_BLOCKS: Final = 224
@@ -88,7 +86,6 @@ IN_HEADERS: Final = MappingProxyType(
         "kShortQuantBlocks": SHORT_QUANT_BLOCKS,
         "kGatedQuantBlocks": GATED_QUANT_BLOCKS,
         "kGatedRows": GATED_ROWS,
-        "kShareRounds": SHARE_ROUNDS,
         "kStreamRows": STREAMED_ROWS,
         "kStreamQuantBlocks": STREAMED_QUANT_BLOCKS,
         "kBlockTokens": BLOCK_TOKENS,

@@ -16,6 +16,7 @@ template <class Format, int kRows>
 class ExpertsGatedGemm {
   using Product = FewRowsProduct<Format, kRows, true, kExpertsGemmWaves>;
   using Held = Product::Held;
+  static constexpr int kStepChunks = kStepQuantBlocks / Format::kQuantBlocks;
 
  public:
   static constexpr int kMostRows = kRows;
@@ -73,12 +74,13 @@ class ExpertsGatedGemm {
 
     // Begins to load the next step.
     __device__ __forceinline__ void start() {
+      const int first = step_ * kStepChunks + Mma::lane_chunk() * Product::kChunks;
+      // Items of rows that are so many groups of them further follow those of a row (weights.h).
+      const int up = kGateRows / kGroupRows * steps_ * kStepChunks;
 #pragma unroll
       for (int i = 0; i < Product::kChunks; ++i) {
-        const int first = step_ * kStepQuantBlocks / Format::kQuantBlocks;
-        const int chunk = first + Mma::lane_chunk() * Product::kChunks + i;
 #pragma unroll
-        for (int r = 0; r < Mma::kLaneRows; ++r) held_.chunk[i][r] = rows_[r].load(chunk);
+        for (int r = 0; r < Mma::kLaneRows; ++r) held_.chunk[i][r] = gate_.load(first + i + r * up);
       }
       if (++step_ < steps_) return;
       step_ = 0;
@@ -90,20 +92,17 @@ class ExpertsGatedGemm {
     __device__ __forceinline__ const Held& take() const { return held_; }
 
    private:
-    // Rows behind the last are the last again.
+    // Behind the last rows come these again.
     __device__ __forceinline__ void aim() {
       const int stored_rows = arguments_.outputs.stored_rows();
-#pragma unroll
-      for (int r = 0; r < Mma::kLaneRows; ++r) {
-        const int row = min(row_ + r * kGateRows, stored_rows - 1);
-        rows_[r] = Format::of(Planes(arguments_.weight, stored_rows, row), arguments_.quant_blocks);
-      }
+      const int row = min(row_, stored_rows - kRowAlign + row_ % kRowAlign);
+      gate_ = Format::of(Planes(arguments_.weight, stored_rows, row), arguments_.quant_blocks);
     }
 
     const GemmArguments& arguments_;
     int steps_, row_, distance_;
     int step_ = 0;
-    Format rows_[Mma::kLaneRows];
+    Format gate_;
     Held held_;
   };
 

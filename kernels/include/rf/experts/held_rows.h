@@ -18,15 +18,27 @@ inline constexpr int kExpertsGemmWaves = kExpertsGemmColumns / 16;
 
 #if RF_WARPGROUPS
 
-// Makes the arguments those of the tile that this block has a share in, if it has any.
-__device__ __forceinline__ TileShare begin_share(GemmArguments& arguments, const Groups& groups,
-                                                 int num_tiles, int multiprocessors) {
-  wait_for_previous(groups.tiles, groups.experts.places, arguments.sources, arguments.x);
-  const int stored_rows = arguments.outputs.stored_rows();
+// Calls multiply(arguments, share) for each share in a tile that this block has.
+template <class Multiply>
+__device__ __forceinline__ void for_shares(const GemmArguments& all, const Groups& groups,
+                                           int num_tiles, int multiprocessors,
+                                           const Multiply& multiply) {
+  wait_for_previous(groups.tiles, groups.experts.places, all.sources, all.x);
+  const int stored_rows = all.outputs.stored_rows();
   const int most_parts = (stored_rows + kExpertsGemmColumns - 1) / kExpertsGemmColumns;
-  const TileShare share = find_share(groups.tiles, num_tiles, multiprocessors, most_parts);
-  if (share.tile >= 0) begin_group(arguments, groups, share.tile);
-  return share;
+  __shared__ int block;  // and not in registers, which are all in use
+  if (threadIdx.x == 0) block = blockIdx.x;
+  __syncthreads();
+  while (true) {
+    const TileShare share = find_share(groups.tiles, num_tiles, block, multiprocessors, most_parts);
+    if (share.tile < 0) return;
+    GemmArguments arguments = all;
+    begin_group(arguments, groups, share.tile);
+    multiply(arguments, share);
+    __syncthreads();  // before others go over what waves still read in LDS
+    if (threadIdx.x == 0) block += gridDim.x;
+    __syncthreads();
+  }
 }
 
 // The same number: what follows from it is computed where it is needed, and waits in no registers.

@@ -2,6 +2,8 @@
 //
 // Tiles that fill all multiprocessors take a block each. A last round of a few would leave the
 // other multiprocessors idle for as long as a tile takes, so those are shared by several blocks.
+// Blocks are numbered; one that was launched takes its own number, and those that come so many
+// further as blocks were launched.
 #pragma once
 
 #include "rf/experts/groups.h"
@@ -13,7 +15,7 @@ namespace rf {
 inline constexpr int kShareRounds = 3;  // of blocks that share tiles, at most
 
 struct TileShare {
-  int tile;  // negative: nothing is left for the block
+  int tile;  // negative: nothing is left
   int part;
   int parts;
 };
@@ -36,9 +38,8 @@ __device__ __forceinline__ int parts_of_tiles(int tiles, int multiprocessors, in
   return best;
 }
 
-// Returns what block blockIdx.x does, of the tiles with rows among `tiles`. There are as many
-// blocks as places for tiles, and kShareRounds for each multiprocessor.
-__device__ __forceinline__ TileShare find_share(const GroupTile* tiles, int num_tiles,
+// Returns what block number `block` does, of the tiles with rows among `tiles`. For a whole block.
+__device__ __forceinline__ TileShare find_share(const GroupTile* tiles, int num_tiles, int block,
                                                 int multiprocessors, int most_parts) {
   __shared__ int count_of_wave[kMaxWaves];
   __shared__ int found;
@@ -62,9 +63,9 @@ __device__ __forceinline__ TileShare find_share(const GroupTile* tiles, int num_
   }
 
   const int whole = count / multiprocessors * multiprocessors;
-  const int behind = static_cast<int>(blockIdx.x) - whole;
+  const int behind = block - whole;
   TileShare share{-1, 0, 1};
-  int rank = static_cast<int>(blockIdx.x);  // of the tile
+  int rank = block;  // of the tile
   if (behind >= 0) {
     share.parts = parts_of_tiles(count - whole, multiprocessors, most_parts);
     share.part = behind % share.parts;

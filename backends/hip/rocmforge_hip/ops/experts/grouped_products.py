@@ -13,7 +13,6 @@ from rocmforge_hip.device.constants import (
     GATED_ROWS,
     GEMM_COLUMNS,
     NOT_GATED,
-    SHARE_ROUNDS,
     SHORT_QUANT_BLOCKS,
 )
 from rocmforge_hip.device.library import KernelLibrary
@@ -143,11 +142,10 @@ class GroupedProducts:
         places = self._places(pairs, matrix, tile)
         sources = None if is_sorted else self._sorted.rows
         compute_units = self._geometry.compute_units
-        shares = (tiles + SHARE_ROUNDS * compute_units, 1, 1)
         if gate != NOT_GATED and tile == GATED_ROWS:
             assert out_half is not None
             self._of_gated_rows[matrix.format.name].launch(
-                shares,
+                (tiles, 1, 1),
                 _HELD_THREADS,
                 weight=matrix.data,
                 places=places,
@@ -169,7 +167,7 @@ class GroupedProducts:
         of_short_rows = self._of_short_rows.get(matrix.format.name) if is_short else None
         if of_short_rows is not None and out is not None and gate == NOT_GATED:
             of_short_rows.launch(
-                shares,
+                (tiles, 1, 1),
                 _HELD_THREADS,
                 weight=matrix.data,
                 places=places,
