@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.kernels.timing import Stopwatch, open_gpu
-from rocmforge_hip.device.constants import GATED_ROWS
+from rocmforge_hip.device.constants import GATED_ROWS, SHARE_ROUNDS
 from rocmforge_hip.device.driver import list_devices
 from tests.support.launches.kernels import Device, DeviceArray
 from tests.support.operands.activations import SCALE_DTYPE
@@ -142,9 +142,8 @@ class Bench:
                     layer.out_features,
                     layer.quant_blocks,
                     *activation,
-                    tiles,
                     compute_units,
-                    grid=tiles,
+                    grid=tiles + SHARE_ROUNDS * compute_units,
                     block=512,
                     stream=self.watch.stream,
                 )

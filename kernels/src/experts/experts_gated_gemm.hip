@@ -7,50 +7,47 @@
 namespace rf {
 
 template <class Format>
-__device__ __forceinline__ void experts_gated_gemm(const GemmArguments& arguments,
-                                                   const Groups& groups, int num_tiles,
+__device__ __forceinline__ void experts_gated_gemm(GemmArguments arguments, const Groups& groups,
                                                    int multiprocessors) {
+  TileShare share;
+  if (!begin_share(arguments, groups, multiprocessors, share)) return;
   using Lds = LdsOf<ExpertsGatedGemm<Format, 16>, ExpertsGatedGemm<Format, 32>,
                     ExpertsGatedGemm<Format, kGatedRows>>;
   RF_LARGE_LDS(Lds, lds);
-  for_shares(arguments, groups, num_tiles, multiprocessors,
-             [&](const GemmArguments& own, const TileShare& share)
-                 __attribute__((always_inline)) { multiply_rows(own, *lds, share); });
+  multiply_rows(arguments, *lds, share);
 }
 
 }  // namespace rf
-#define RF_RUN(Format) \
-  rf::experts_gated_gemm<rf::Format>(arguments, groups, num_tiles, multiprocessors)
+#define RF_RUN(Format) rf::experts_gated_gemm<rf::Format>(arguments, groups, multiprocessors)
 #define RF_BOUNDS __launch_bounds__(rf::kExpertsGemmWaves* rf::kWave, 1)
 #else
-#define RF_RUN(Format)                                                                   \
-  static_cast<void>(arguments), static_cast<void>(groups), static_cast<void>(num_tiles), \
-      static_cast<void>(multiprocessors)
+#define RF_RUN(Format) \
+  static_cast<void>(arguments), static_cast<void>(groups), static_cast<void>(multiprocessors)
 #define RF_BOUNDS
 #endif
 
 // What rf_gemm_<name>_m64 makes of the same arguments with tiles of up to kGatedRows rows, in
-// out_half, of a gated layer that has up to kGatedQuantBlocks quant blocks. Grid: any,
-// as tile_shares.h says; block 512.
-#define RF_EXPERTS_GATED_GEMM(name, Format, ...)                                                \
-  extern "C" __global__ RF_BOUNDS void rf_experts_gated_gemm_##name(                            \
-      const uint8_t* __restrict__ weight, const int64_t* __restrict__ places,                   \
-      const rf::half* __restrict__ x, const rf::GroupTile* __restrict__ tiles,                  \
-      const int32_t* __restrict__ sources, const float* __restrict__ bias,                      \
-      const float* __restrict__ up_bias, rf::half* out_half, int64_t expert_bytes,              \
-      int out_features, int quant_blocks, int activation, int num_tiles, int multiprocessors) { \
-    const rf::GemmArguments arguments{weight,                                                   \
-                                      x,                                                        \
-                                      sources,                                                  \
-                                      0,                                                        \
-                                      0,                                                        \
-                                      quant_blocks,                                             \
-                                      {out_features, activation},                               \
-                                      up_bias,                                                  \
-                                      {bias, nullptr, out_half},                                \
-                                      nullptr,                                                  \
-                                      quant_blocks};                                            \
-    const rf::Groups groups{tiles, {weight, places, expert_bytes}};                             \
-    RF_RUN(Format);                                                                             \
+// out_half, of a gated layer that has up to kGatedQuantBlocks quant blocks. Grid: as
+// many tiles, and as many more blocks as tile_shares.h says; block 512.
+#define RF_EXPERTS_GATED_GEMM(name, Format, ...)                                   \
+  extern "C" __global__ RF_BOUNDS void rf_experts_gated_gemm_##name(               \
+      const uint8_t* __restrict__ weight, const int64_t* __restrict__ places,      \
+      const rf::half* __restrict__ x, const rf::GroupTile* __restrict__ tiles,     \
+      const int32_t* __restrict__ sources, const float* __restrict__ bias,         \
+      const float* __restrict__ up_bias, rf::half* out_half, int64_t expert_bytes, \
+      int out_features, int quant_blocks, int activation, int multiprocessors) {   \
+    const rf::GemmArguments arguments{weight,                                      \
+                                      x,                                           \
+                                      sources,                                     \
+                                      0,                                           \
+                                      0,                                           \
+                                      quant_blocks,                                \
+                                      {out_features, activation},                  \
+                                      up_bias,                                     \
+                                      {bias, nullptr, out_half},                   \
+                                      nullptr,                                     \
+                                      quant_blocks};                               \
+    const rf::Groups groups{tiles, {weight, places, expert_bytes}};                \
+    RF_RUN(Format);                                                                \
   }
 RF_FORMATS(RF_EXPERTS_GATED_GEMM)

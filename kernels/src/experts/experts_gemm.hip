@@ -7,36 +7,34 @@
 namespace rf {
 
 template <class Format>
-__device__ __forceinline__ void experts_gemm(const GemmArguments& arguments, const Groups& groups,
-                                             int num_tiles, int multiprocessors) {
+__device__ __forceinline__ void experts_gemm(GemmArguments arguments, const Groups& groups,
+                                             int multiprocessors) {
+  TileShare share;
+  if (!begin_share(arguments, groups, multiprocessors, share)) return;
   using Lds = LdsOf<ExpertsGemm<Format, 8>, ExpertsGemm<Format, 16>, ExpertsGemm<Format, 32>,
                     ExpertsGemm<Format, 48>, ExpertsGemm<Format, 64>>;
   RF_LARGE_LDS(Lds, lds);
-  for_shares(arguments, groups, num_tiles, multiprocessors,
-             [&](const GemmArguments& own, const TileShare& share)
-                 __attribute__((always_inline)) { multiply_rows(own, *lds, share); });
+  multiply_rows(arguments, *lds, share);
 }
 
 }  // namespace rf
-#define RF_RUN(Format) rf::experts_gemm<rf::Format>(arguments, groups, num_tiles, multiprocessors)
+#define RF_RUN(Format) rf::experts_gemm<rf::Format>(arguments, groups, multiprocessors)
 #define RF_BOUNDS __launch_bounds__(rf::kExpertsGemmWaves* rf::kWave, 1)
 #else
-#define RF_RUN(Format)                                                                   \
-  static_cast<void>(arguments), static_cast<void>(groups), static_cast<void>(num_tiles), \
-      static_cast<void>(multiprocessors)
+#define RF_RUN(Format) \
+  static_cast<void>(arguments), static_cast<void>(groups), static_cast<void>(multiprocessors)
 #define RF_BOUNDS
 #endif
 
 // What rf_gemm_<name>_m64 makes of the same arguments with tiles, in out, of a layer that is not
-// gated and has up to kShortQuantBlocks quant blocks. Grid: any, as tile_shares.h says;
-// block 512.
+// gated and has up to kShortQuantBlocks quant blocks. Grid: as many tiles, and
+// as many more blocks as tile_shares.h says; block 512.
 #define RF_EXPERTS_GEMM(name, Format, ...)                                             \
   extern "C" __global__ RF_BOUNDS void rf_experts_gemm_##name(                         \
       const uint8_t* __restrict__ weight, const int64_t* __restrict__ places,          \
       const rf::half* __restrict__ x, const rf::GroupTile* __restrict__ tiles,         \
       const int32_t* __restrict__ sources, const float* __restrict__ bias, float* out, \
-      int64_t expert_bytes, int out_features, int quant_blocks, int num_tiles,         \
-      int multiprocessors) {                                                           \
+      int64_t expert_bytes, int out_features, int quant_blocks, int multiprocessors) { \
     const rf::GemmArguments arguments{weight,                                          \
                                       x,                                               \
                                       sources,                                         \

@@ -57,9 +57,12 @@ def test_sorts_pairs_and_cuts_them_into_tiles(
     np.testing.assert_array_equal(arrays.tokens.get()[:here], expected.tokens)
     np.testing.assert_array_equal(arrays.places.get(), expected.places)
     seen = np.zeros(here, np.int32)
-    for expert, first, end, _ in arrays.tiles.get():
-        assert end - first <= tile_rows
-        rows = slice(first, max(first, end))
-        assert (expected.experts[rows] == expert).all()
-        seen[rows] += 1
+    count = sum(-(-np.count_nonzero(chosen == each) // tile_rows) for each in range(experts))
+    tiles = arrays.tiles.get()
+    for expert, first, end, _ in tiles[:count]:
+        assert 0 < end - first <= tile_rows
+        assert (expected.experts[first:end] == expert).all()
+        seen[first:end] += 1
     assert (seen == 1).all()
+    assert (tiles[count:, 1] == tiles[count:, 2]).all()  # there is nothing in the others
+    assert (tiles[:, 3] == count).all()

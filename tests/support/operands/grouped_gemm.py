@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from rocmforge_hip.device.constants import SHARE_ROUNDS
 from tests.support.launches.kernels import Device, DeviceArray
 from tests.support.operands.experts import ExpertLayer, upload_experts
 from tests.support.operands.groups import group, groups_of
@@ -41,13 +42,11 @@ def check_groups(
     scattered: bool = False,
     factor: float = 1.0,
     multiprocessors: int = 0,
-    blocks: int = 0,
 ) -> None:
     """Compares with each expert's product with its rows.
 
     `gathered`: with rows of tokens. `multiprocessors`: that blocks of rf_experts_gemm_* or
-    rf_experts_gated_gemm_* share; 0: this is rf_gemm_*. `blocks`: of those, 0: as many as there are
-    places for tiles.
+    rf_experts_gated_gemm_* share; 0: this is rf_gemm_*.
     """
     layer, pairs = experts[0], chosen.size
     groups, arrays = groups_of(chosen), group(device, chosen, len(experts), tile)
@@ -69,8 +68,8 @@ def check_groups(
         added, gate = ((bias, up_bias), (layer.activation,)) if gated else ((bias,), ())
         device.launch(
             kernel,
-            *(*matrix, *rows_of_x, *added, out, nbytes, *shape, *gate, tiles, multiprocessors),
-            grid=blocks or tiles,
+            *(*matrix, *rows_of_x, *added, out, nbytes, *shape, *gate, multiprocessors),
+            grid=tiles + SHARE_ROUNDS * multiprocessors,
             block=512,
         )
     else:

@@ -40,7 +40,7 @@ class GroupArrays:
 
     tokens: DeviceArray  # int32 [pairs]
     places: DeviceArray  # int32 [pairs]
-    tiles: DeviceArray  # int32 [tiles, 4]: expert, first, end, unused
+    tiles: DeviceArray  # int32 [tiles, 4]: expert, first, end, count of those with pairs
 
 
 def group(

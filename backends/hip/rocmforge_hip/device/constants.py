@@ -22,12 +22,16 @@ GEMM_COLUMNS: Final = 128
 """Stored rows of a matrix that a block of GEMM multiplies with."""
 WIDE_GEMM_ROWS: Final = 272
 """Of activations, that a block of GEMM takes at most where there are kernels for very many."""
+MOST_GROUPS: Final = 1024
+"""Experts, or heads that have a matrix each, by which pairs are sorted, at most."""
 SHORT_QUANT_BLOCKS: Final = 40
 """Of a row, of which 64 of an expert stay in LDS while a block goes through its matrix, at most."""
 GATED_QUANT_BLOCKS: Final = 64
 """Of a row, of which GATED_ROWS stay there while a block goes through gate and up, at most."""
 GATED_ROWS: Final = 48
 """Of an expert, at most."""
+SHARE_ROUNDS: Final = 2
+"""Of blocks that share tiles of rows that stay in LDS, at most."""
 STREAMED_ROWS: Final = 8
 """Of activations, slices included, that int8 products multiply whose waves copy weights ahead."""
 STREAMED_QUANT_BLOCKS: Final = 224
@@ -83,9 +87,11 @@ IN_HEADERS: Final = MappingProxyType(
         "kGateRows": GATE_ROWS,
         "kTileColumns": GEMM_COLUMNS,
         "kWideTileRows": WIDE_GEMM_ROWS,
+        "kMostGroups": MOST_GROUPS,
         "kShortQuantBlocks": SHORT_QUANT_BLOCKS,
         "kGatedQuantBlocks": GATED_QUANT_BLOCKS,
         "kGatedRows": GATED_ROWS,
+        "kShareRounds": SHARE_ROUNDS,
         "kStreamRows": STREAMED_ROWS,
         "kStreamQuantBlocks": STREAMED_QUANT_BLOCKS,
         "kBlockTokens": BLOCK_TOKENS,

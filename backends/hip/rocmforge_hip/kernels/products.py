@@ -283,7 +283,6 @@ def rf_experts_gemm(
     expert_bytes: I64,
     out_features: I32,
     quant_blocks: I32,
-    num_tiles: I32,
     multiprocessors: I32,
 ) -> None:
     """Does what `rf_gemm` does with groups of short rows, which stay in LDS."""
@@ -303,7 +302,6 @@ def rf_experts_gated_gemm(
     out_features: I32,
     quant_blocks: I32,
     activation: I32,
-    num_tiles: I32,
     multiprocessors: I32,
 ) -> None:
     """Does what `rf_gemm` does with groups of rows and a gated layer; rows stay in LDS."""

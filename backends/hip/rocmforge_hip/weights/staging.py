@@ -19,7 +19,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from rocmforge.checkpoint.file_reads import PARTS, THREADS, FileRead
+from rocmforge.checkpoint.file_reads import PARTS, THREADS, FileRead, start_threads
 from rocmforge.checkpoint.locator import FilePart
 from rocmforge_hip.device.driver import Driver
 from rocmforge_hip.device.memory import Memory
@@ -72,6 +72,7 @@ class StagingRing:
         self._driver = driver
         self._stage_bytes = stage_bytes
         self._pool = ThreadPoolExecutor(THREADS, "rocmforge-load")
+        start_threads()
         self._memory = Memory(driver)
         step = round_up(stage_bytes, _PAGE)
         self._host = self._memory.huge_pages(RING * step, _NAME)

@@ -9,18 +9,14 @@
 
 namespace rf {
 
+inline constexpr int kMostGroups = 1024;  // experts, or heads that have a matrix each
+
 // Consecutive sorted pairs of one expert, at most as many as the tile of a GEMM has rows.
 struct alignas(16) GroupTile {
   int32_t expert;
   int32_t first;  // sorted pair
   int32_t end;    // up to `first`: there is nothing here
-  int32_t unused;
+  int32_t count;  // of all tiles with pairs, which come first
 };
-
-// Where the tiles of an expert begin, whose pairs begin at `first`. Every expert has as many places
-// as it may need, wherever it begins: none has to know how many tiles those before it have.
-__device__ __forceinline__ int first_tile(int expert, int first, int tile_rows) {
-  return first / tile_rows + expert;
-}
 
 }  // namespace rf

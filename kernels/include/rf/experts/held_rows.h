@@ -18,27 +18,18 @@ inline constexpr int kExpertsGemmWaves = kExpertsGemmColumns / 16;
 
 #if RF_WARPGROUPS
 
-// Calls multiply(arguments, share) for each share in a tile that this block has.
-template <class Multiply>
-__device__ __forceinline__ void for_shares(const GemmArguments& all, const Groups& groups,
-                                           int num_tiles, int multiprocessors,
-                                           const Multiply& multiply) {
-  wait_for_previous(groups.tiles, groups.experts.places, all.sources, all.x);
-  const int stored_rows = all.outputs.stored_rows();
+// Makes the arguments those of the tile that this block has a share in, and says which. Returns
+// whether there is anything to do.
+__device__ __forceinline__ bool begin_share(GemmArguments& arguments, const Groups& groups,
+                                            int multiprocessors, TileShare& share) {
+  wait_for_previous(groups.tiles, groups.experts.places, arguments.sources, arguments.x);
+  const int block = blockIdx.x;
+  const int places = static_cast<int>(gridDim.x) - kShareRounds * multiprocessors;
+  const int tiles = groups.tiles[block < places ? block : 0].count;  // most often of its own tile
+  const int stored_rows = arguments.outputs.stored_rows();
   const int most_parts = (stored_rows + kExpertsGemmColumns - 1) / kExpertsGemmColumns;
-  __shared__ int block;  // and not in registers, which are all in use
-  if (threadIdx.x == 0) block = blockIdx.x;
-  __syncthreads();
-  while (true) {
-    const TileShare share = find_share(groups.tiles, num_tiles, block, multiprocessors, most_parts);
-    if (share.tile < 0) return;
-    GemmArguments arguments = all;
-    begin_group(arguments, groups, share.tile);
-    multiply(arguments, share);
-    __syncthreads();  // before others go over what waves still read in LDS
-    if (threadIdx.x == 0) block += gridDim.x;
-    __syncthreads();
-  }
+  share = share_of(block, tiles, multiprocessors, most_parts);
+  return share.tile < tiles && begin_group(arguments, groups, share.tile);
 }
 
 // The same number: what follows from it is computed where it is needed, and waits in no registers.

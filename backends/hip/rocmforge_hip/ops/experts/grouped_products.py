@@ -12,7 +12,9 @@ from rocmforge_hip.device.constants import (
     GATED_QUANT_BLOCKS,
     GATED_ROWS,
     GEMM_COLUMNS,
+    MOST_GROUPS,
     NOT_GATED,
+    SHARE_ROUNDS,
     SHORT_QUANT_BLOCKS,
 )
 from rocmforge_hip.device.library import KernelLibrary
@@ -91,6 +93,7 @@ class GroupedProducts:
             matrix: What they are multiplied with first.
             gate: How gate and up become one number then, if the matrix has both.
         """
+        assert matrix.num_experts <= MOST_GROUPS
         holds_gated = (
             gate != NOT_GATED
             and matrix.format.name in self._of_gated_rows
@@ -142,10 +145,11 @@ class GroupedProducts:
         places = self._places(pairs, matrix, tile)
         sources = None if is_sorted else self._sorted.rows
         compute_units = self._geometry.compute_units
+        shares = (tiles + SHARE_ROUNDS * compute_units, 1, 1)
         if gate != NOT_GATED and tile == GATED_ROWS:
             assert out_half is not None
             self._of_gated_rows[matrix.format.name].launch(
-                (tiles, 1, 1),
+                shares,
                 _HELD_THREADS,
                 weight=matrix.data,
                 places=places,
@@ -159,7 +163,6 @@ class GroupedProducts:
                 out_features=matrix.out_features,
                 quant_blocks=matrix.quant_blocks,
                 activation=gate,
-                num_tiles=tiles,
                 multiprocessors=compute_units,
             )
             return
@@ -167,7 +170,7 @@ class GroupedProducts:
         of_short_rows = self._of_short_rows.get(matrix.format.name) if is_short else None
         if of_short_rows is not None and out is not None and gate == NOT_GATED:
             of_short_rows.launch(
-                (tiles, 1, 1),
+                shares,
                 _HELD_THREADS,
                 weight=matrix.data,
                 places=places,
@@ -179,7 +182,6 @@ class GroupedProducts:
                 expert_bytes=matrix.nbytes,
                 out_features=matrix.out_features,
                 quant_blocks=matrix.quant_blocks,
-                num_tiles=tiles,
                 multiprocessors=compute_units,
             )
             return
