@@ -123,13 +123,16 @@ class _PartRead:
 
     def start(self, path: Path, offset: int, address: int, nbytes: int) -> None:
         """Starts to read, as `FileRead.start`."""
-        block = self._block
         if path != self._path:
             self._close_file()
-            block.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            self._block.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             self._path = path
-        block.address, block.nbytes, block.offset = address, nbytes, offset
-        self._go_on()
+        self._start(offset, address, nbytes)
+
+    def start_from(self, pipe: int, address: int) -> None:
+        """Starts to read a byte from another descriptor of a pipe."""
+        self._block.descriptor, self._path = os.dup(pipe), Path("a pipe")
+        self._start(0, address, 1)
 
     def wait(self) -> None:
         """Waits until all bytes are there, if any are to come; raises as `FileRead.wait`."""
@@ -151,6 +154,11 @@ class _PartRead:
             with suppress(OSError):  # most often that it was cancelled
                 self._finish()
         self._close_file()
+
+    def _start(self, offset: int, address: int, nbytes: int) -> None:
+        block = self._block
+        block.address, block.nbytes, block.offset = address, nbytes, offset
+        self._go_on()
 
     def _go_on(self) -> None:
         if self._library.aio_read(self._address):
@@ -192,7 +200,7 @@ def start_threads() -> None:
     try:
         # As nothing is there to read yet, none is done before the last has its thread.
         for number, read in enumerate(reads):
-            read.start(Path(f"/dev/fd/{source}"), 0, address + number, 1)
+            read.start_from(source, address + number)
         os.write(sink, memory)
         for read in reads:
             read.wait()

@@ -91,6 +91,22 @@ def test_only_some_reads_run_at_a_time(tmp_path: Path) -> None:
     assert done.stdout == f"{THREADS}\n"
 
 
+_THREADS_FIRST = """
+import os, sys
+from rocmforge.checkpoint.file_reads import start_threads
+before = len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd"))
+start_threads()
+print(len(os.listdir("/proc/self/task")) - before[0], len(os.listdir("/proc/self/fd")) - before[1])
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="others have a thread for each read")
+def test_threads_are_there_before_the_first_read() -> None:
+    command = [sys.executable, "-c", _THREADS_FIRST]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == f"{THREADS} 0\n"
+
+
 _MUCH_ROOM = """
 import os
 from rocmforge.checkpoint.file_reads import reserve_descriptors
