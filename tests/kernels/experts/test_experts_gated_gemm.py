@@ -1,4 +1,4 @@
-"""rf_experts_gated_gemm_*: gate and up of experts whose rows stay in LDS, where there are warpgroups.
+"""rf_experts_gated_gemm_*: gate and up of experts whose rows stay in LDS, with warpgroups.
 
 Names of cases follow the kernel's loops: a block takes up to 48 rows of an expert, with
 instructions for 16, 32 or 48 of them, 256 stored rows of its matrix after the other, which are 128

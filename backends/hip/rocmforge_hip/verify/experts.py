@@ -127,9 +127,10 @@ def groups() -> Iterator[Group]:
 
 def _mixed(name: str, limit: float, slices: int = 1) -> Iterator[Case]:
     is_shared = slices == 1 and bool(FORMATS[name].exponent_scales)
-    for tokens in (1, 2, 5, 12) if is_shared else (1, 2, 12):
+    # Of 64, experts have so many that some devices keep them in LDS.
+    for tokens in (1, 2, 5, 12, 64) if is_shared else (1, 2, 12, 64):
         mix, what = partial(_mix, tokens=tokens), f"{name}, {tokens} tokens"
-        if is_shared and tokens > 2:
+        if is_shared and 2 < tokens < 64:
             # Some devices have kernels of their own for these; others group them, more exactly.
             yield Case("shared experts", what, limit, mix)
         elif groups_experts(tokens * _RULE.num_chosen, _RULE.num_experts, slices):
