@@ -174,15 +174,16 @@ extern "C" __global__ __launch_bounds__(rf::kNormRouteThreads) void rf_add_rms_n
     rf::half* __restrict__ out_f16, int8_t* __restrict__ out_q,
     rf::ActScale* __restrict__ out_q_scale, int32_t out_q_lo_offset, float* __restrict__ other_f32,
     rf::half* __restrict__ other_f16, int8_t* __restrict__ other_q,
-    rf::ActScale* __restrict__ other_q_scale, int32_t other_q_lo_offset, int tokens, int experts,
+    rf::ActScale* __restrict__ other_q_scale, int32_t other_q_lo_offset, int tokens,
     int hidden_size, float eps, uint32_t* arrived, const float* __restrict__ bias,
     const float* __restrict__ selection_bias, const float* __restrict__ weight_scale,
-    int32_t* chosen, float* weights, int num_chosen, int function, int groups, int kept_groups,
-    int normalised, float scale, int first_own, int num_own, int num_shared, int weighs_shared) {
+    int32_t* chosen, float* weights, int experts, int num_chosen, int function, int groups,
+    int kept_groups, int normalised, float factor, int first_own, int num_own, int num_shared,
+    int weighs_shared) {
   __shared__ rf::RouteChoice::Lds lds;
   const int64_t token = blockIdx.y;
   const rf::RouteRule rule{bias,      selection_bias, weight_scale, experts,         num_chosen,
-                           function,  groups,         kept_groups,  normalised != 0, scale,
+                           function,  groups,         kept_groups,  normalised != 0, factor,
                            first_own, num_own,        num_shared,   weighs_shared};
   const int num_logits = rule.num_logits();
   const bool has_logits = rf::norm_route<1, 1>(

@@ -64,17 +64,19 @@ def _check(
         *(of_delta, first, of_other, of_logits or first, device.upload(router, "router")),
         *(total, logits, out, None, q, scale, 0),
         *((other_out, other_f16) if between_norms else (None, None)),
-        *(None, None, 0, tokens, experts, features, _EPS),
+        *(None, None, 0, tokens),
     )
     if kind == "logits":
         grid = 4 + -(-experts // 4), -(-tokens // 4)
-        device.launch("rf_add_rms_norm_logits", *arguments, grid=grid, block=block)
+        shape = experts, features, _EPS
+        device.launch("rf_add_rms_norm_logits", *arguments, *shape, grid=grid, block=block)
     else:
         device.launch(
             "rf_add_rms_norm_route",
-            *(*arguments, arrived, of_router, of_choice, None, chosen, weights),
-            *(rule.num_chosen, FUNCTIONS[rule.router], rule.num_groups, rule.num_chosen_groups),
-            *(int(rule.normalised), rule.scale, *own, shared, shared * weighed),
+            *(*arguments, features, _EPS, arrived, of_router, of_choice, None, chosen, weights),
+            *(experts, rule.num_chosen, FUNCTIONS[rule.router]),
+            *(rule.num_groups, rule.num_chosen_groups, int(rule.normalised), rule.scale),
+            *(*own, shared, shared * weighed),
             grid=(1 + logit_count, tokens),
             block=block,
         )

@@ -2,7 +2,24 @@
 
 from __future__ import annotations
 
-from rocmforge_hip.device.arguments import F32, I32, I64, Forms, Pointer
+from typing import Annotated
+
+from rocmforge_hip.device.arguments import F32, I32, I64, Forms, Pointer, Record
+from rocmforge_hip.device.experts import ExpertChoice
+
+_POINTERS = ("bias", "selection_bias", "weight_scale", "chosen", "weights")
+_NUMBERS = ("first_own", "num_own", "num_shared", "weighs_shared")
+Choice = Annotated[
+    ExpertChoice,
+    Record(
+        dict.fromkeys(_POINTERS, "pointer")
+        | dict.fromkeys(("experts", "num_chosen", "function"), "i32")
+        | dict.fromkeys(("groups", "kept_groups", "normalised"), "i32")
+        | {"factor": "f32"}
+        | dict.fromkeys(_NUMBERS, "i32"),
+        is_named=False,
+    ),
+]
 
 
 def rf_route_logits(
@@ -17,27 +34,7 @@ def rf_route_gemm(
     """Multiplies many tokens with a router, as exactly as in float32."""
 
 
-def rf_route_choose(
-    *,
-    logits: Pointer,
-    bias: Pointer | None,
-    selection_bias: Pointer | None,
-    weight_scale: Pointer | None,
-    chosen: Pointer,
-    weights: Pointer,
-    experts: I32,
-    num_chosen: I32,
-    function: I32,
-    groups: I32,
-    kept_groups: I32,
-    normalised: I32,
-    scale: F32,
-    first_own: I32,
-    num_own: I32,
-    num_shared: I32,
-    weighs_shared: I32,
-    splits: I32,
-) -> None:
+def rf_route_choose(*, logits: Pointer, choice: Choice, splits: I32) -> None:
     """Chooses the experts of each token and weights them."""
 
 
@@ -76,25 +73,10 @@ def rf_add_rms_norm_route(
     out: Forms,
     other: Forms,
     tokens: I32,
-    experts: I32,
     hidden_size: I32,
     eps: F32,
     arrived: Pointer,
-    bias: Pointer | None,
-    selection_bias: Pointer | None,
-    weight_scale: Pointer | None,
-    chosen: Pointer,
-    weights: Pointer,
-    num_chosen: I32,
-    function: I32,
-    groups: I32,
-    kept_groups: I32,
-    normalised: I32,
-    scale: F32,
-    first_own: I32,
-    num_own: I32,
-    num_shared: I32,
-    weighs_shared: I32,
+    choice: Choice,
 ) -> None:
     """Does that and chooses the experts of each token: `rf_route_choose` with it."""
 
@@ -237,22 +219,7 @@ def rf_experts_choose_gate_up(
     squares: Pointer,
     eps: F32,
     logit_sums: Pointer,
-    bias: Pointer | None,
-    selection_bias: Pointer | None,
-    weight_scale: Pointer | None,
-    chosen: Pointer,
-    weights: Pointer,
-    experts: I32,
-    num_chosen: I32,
-    function: I32,
-    groups: I32,
-    kept_groups: I32,
-    normalised: I32,
-    factor: F32,
-    first_own: I32,
-    num_own: I32,
-    num_shared: I32,
-    weighs_shared: I32,
+    choice: Choice,
 ) -> None:
     """Does what `rf_route_choose` and `rf_experts_gate_up` do, and completes a row's norm."""
 
@@ -329,22 +296,7 @@ def rf_experts_choose_gate_up_beside(
     squares: Pointer,
     eps: F32,
     logit_sums: Pointer,
-    bias: Pointer | None,
-    selection_bias: Pointer | None,
-    weight_scale: Pointer | None,
-    chosen: Pointer,
-    weights: Pointer,
-    experts: I32,
-    num_chosen: I32,
-    function: I32,
-    groups: I32,
-    kept_groups: I32,
-    normalised: I32,
-    factor: F32,
-    first_own: I32,
-    num_own: I32,
-    num_shared: I32,
-    weighs_shared: I32,
+    choice: Choice,
 ) -> None:
     """Does what `rf_experts_gate_up_beside` does with one row, whose norm it completes.
 

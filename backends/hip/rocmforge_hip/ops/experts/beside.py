@@ -165,7 +165,8 @@ class BesideKernels:
                 (blocks + 1, 1, 1),
                 GATE_UP_THREADS,
                 **arguments_of_both,
-                **choice.rule,
+                logit_sums=sums,
+                choice=choice.choice,
                 squares=x.squares,
                 eps=x.eps,
             )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final, TypeGuard
@@ -10,6 +10,7 @@ from typing import Any, Final, TypeGuard
 from rocmforge.models.blocks import Experts
 from rocmforge.models.layer_config import ExpertsConfig, RouterFunction
 from rocmforge_hip.device.constants import ROUTE_SIGMOID, ROUTE_SOFTMAX, ROUTE_SOFTMAX_OF_CHOSEN
+from rocmforge_hip.device.experts import ExpertChoice
 from rocmforge_hip.device.library import KernelLibrary
 from rocmforge_hip.device.memory import DeviceArray
 from rocmforge_hip.kernels import experts as kernels
@@ -42,7 +43,7 @@ _NO_NORM: Final[tuple[None, Activation]] = None, Activation(Forms(), 0, 0)
 class UnmadeChoice(Activation):
     """The experts of a row, which the product with them chooses."""
 
-    rule: Mapping[str, Any]  # by the kernels' arguments
+    choice: ExpertChoice
     sums: DeviceArray  # of logits, that are to be zeros before anybody adds to them again
 
 
@@ -161,7 +162,7 @@ class RouteKernels:
             threads,
             **normed,
             arrived=self._arrays.arrived,
-            **self._rule_of(rule, experts, chosen, weights),
+            choice=self._expert_choice(rule, experts, chosen, weights),
         )
         return added, (chosen, weights)
 
@@ -192,12 +193,10 @@ class RouteKernels:
             rule: How they are chosen.
         """
         chosen, weights = self._choice(1, experts, rule)
-        arguments = self._rule_of(rule, experts, chosen, weights)
-        arguments["factor"] = arguments.pop("scale")
         choice = UnmadeChoice(
             *(chosen.arrays, chosen.rows, chosen.features),
             i32=chosen.i32,
-            rule={"logit_sums": sums.logit_sums, **arguments},
+            choice=self._expert_choice(rule, experts, chosen, weights),
             sums=sums.logit_sums,
         )
         return choice, weights
@@ -232,7 +231,7 @@ class RouteKernels:
             (rows, 1, 1),
             whole_waves(rule.num_experts),
             logits=self._arrays.logits.first(splits * rows, self._num_logits(experts)),
-            **self._rule_of(rule, experts, chosen, weights),
+            choice=self._expert_choice(rule, experts, chosen, weights),
             splits=splits,
         )
         return chosen, weights
@@ -300,34 +299,34 @@ class RouteKernels:
         assert isinstance(experts.router, Vector), "a vector is needed here"
         return experts.router.data.shape[0] // self._features
 
-    def _rule_of(
+    def _expert_choice(
         self,
         rule: ExpertsConfig,
         experts: Experts[Weight],
         chosen: Activation,
         weights: Activation,
-    ) -> dict[str, Any]:
-        """Returns the arguments of the choice of experts."""
+    ) -> ExpertChoice:
+        """Returns how kernels choose the experts."""
         own, num_shared = part_of(experts.down).matrix.num_experts, _num_shared(experts)
         num_logits = self._num_logits(experts)
-        return {
-            "bias": optional_vector(experts.router_bias, rule.num_experts),
-            "selection_bias": optional_vector(experts.selection_bias, rule.num_experts),
-            "weight_scale": optional_vector(experts.weight_scale, rule.num_experts),
-            "chosen": i32_of(chosen),
-            "weights": f32_of(weights),
-            "experts": rule.num_experts,
-            "num_chosen": rule.num_chosen,
-            "function": _FUNCTIONS[rule.router],
-            "groups": rule.num_groups,
-            "kept_groups": rule.num_chosen_groups,
-            "normalised": int(rule.normalised),
-            "scale": rule.scale,
-            "first_own": self._rank * own - num_shared,
-            "num_own": own,
-            "num_shared": num_shared,
-            "weighs_shared": num_logits - rule.num_experts,
-        }
+        return ExpertChoice(
+            bias=optional_vector(experts.router_bias, rule.num_experts),
+            selection_bias=optional_vector(experts.selection_bias, rule.num_experts),
+            weight_scale=optional_vector(experts.weight_scale, rule.num_experts),
+            chosen=i32_of(chosen),
+            weights=f32_of(weights),
+            experts=rule.num_experts,
+            num_chosen=rule.num_chosen,
+            function=_FUNCTIONS[rule.router],
+            groups=rule.num_groups,
+            kept_groups=rule.num_chosen_groups,
+            normalised=rule.normalised,
+            factor=rule.scale,
+            first_own=self._rank * own - num_shared,
+            num_own=own,
+            num_shared=num_shared,
+            weighs_shared=num_logits - rule.num_experts,
+        )
 
 
 def _num_shared(experts: Experts[Weight]) -> int:
