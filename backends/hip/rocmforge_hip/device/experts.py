@@ -1,4 +1,4 @@
-"""What kernels are told of the experts of tokens."""
+"""How kernels are told to choose the experts of tokens."""
 
 from __future__ import annotations
 
