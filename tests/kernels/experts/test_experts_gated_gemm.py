@@ -49,6 +49,12 @@ def test_blocks_share_the_last_tiles(hopper: Device, name: str, multiprocessors:
     check_groups(hopper, experts, chosen, tile=3, half=True, multiprocessors=multiprocessors)
 
 
+@pytest.mark.parametrize("multiprocessors", [1, 2, 3, 4, 8])
+def test_a_tile_is_shared_by_up_to_eight_blocks(hopper: Device, multiprocessors: int) -> None:
+    experts, chosen = random_experts("q4_k", 1, 1024, 256, SILU), np.zeros((3, 1), np.int32)
+    check_groups(hopper, experts, chosen, tile=_TILE, half=True, multiprocessors=multiprocessors)
+
+
 @pytest.mark.parametrize("activation", [GELU, CLAMPED_SWIGLU])
 def test_gate_and_up_become_one_number_in_each_way(hopper: Device, activation: int) -> None:
     experts = random_experts("q4_k", 3, 40, 256, activation)

@@ -49,6 +49,12 @@ def test_blocks_share_the_last_tiles(hopper: Device, name: str, multiprocessors:
     check_groups(hopper, experts, chosen, tile=3, multiprocessors=multiprocessors)
 
 
+@pytest.mark.parametrize("multiprocessors", [1, 2, 3, 4, 8])
+def test_a_tile_is_shared_by_up_to_eight_blocks(hopper: Device, multiprocessors: int) -> None:
+    experts, chosen = random_experts("q4_k", 1, 2048, 256), np.zeros((3, 1), np.int32)
+    check_groups(hopper, experts, chosen, tile=_TILE, multiprocessors=multiprocessors)
+
+
 @pytest.mark.parametrize("out_features", [40, 37], ids=["fours", "ragged"])
 def test_adds_the_biases_of_experts(hopper: Device, out_features: int) -> None:
     biases = np.random.default_rng(2).standard_normal((3, out_features)).astype(np.float32) * 4

@@ -6,7 +6,7 @@ tiles of one expert each. The host knows only how many pairs there are.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 from rocmforge_hip.device.constants import (
     GATED_QUANT_BLOCKS,
@@ -144,6 +144,17 @@ class GroupedProducts:
         tiles = pairs // tile + matrix.num_experts  # as many as so many pairs may make
         places = self._places(pairs, matrix, tile)
         sources = None if is_sorted else self._sorted.rows
+        arguments: dict[str, Any] = {
+            "weight": matrix.data,
+            "places": places,
+            "x": x,
+            "tiles": self._sorted.tiles,
+            "sources": sources,
+            "bias": bias,
+            "expert_bytes": matrix.nbytes,
+            "out_features": matrix.out_features,
+            "quant_blocks": matrix.quant_blocks,
+        }
         compute_units = self._geometry.compute_units
         shares = (tiles + SHARE_ROUNDS * compute_units, 1, 1)
         if gate != NOT_GATED and tile == GATED_ROWS:
@@ -151,17 +162,9 @@ class GroupedProducts:
             self._of_gated_rows[matrix.format.name].launch(
                 shares,
                 _HELD_THREADS,
-                weight=matrix.data,
-                places=places,
-                x=x,
-                tiles=self._sorted.tiles,
-                sources=sources,
-                bias=bias,
+                **arguments,
                 up_bias=up_bias,
                 out_half=out_half,
-                expert_bytes=matrix.nbytes,
-                out_features=matrix.out_features,
-                quant_blocks=matrix.quant_blocks,
                 activation=gate,
                 multiprocessors=compute_units,
             )
@@ -170,19 +173,7 @@ class GroupedProducts:
         of_short_rows = self._of_short_rows.get(matrix.format.name) if is_short else None
         if of_short_rows is not None and out is not None and gate == NOT_GATED:
             of_short_rows.launch(
-                shares,
-                _HELD_THREADS,
-                weight=matrix.data,
-                places=places,
-                x=x,
-                tiles=self._sorted.tiles,
-                sources=sources,
-                bias=bias,
-                out=out,
-                expert_bytes=matrix.nbytes,
-                out_features=matrix.out_features,
-                quant_blocks=matrix.quant_blocks,
-                multiprocessors=compute_units,
+                shares, _HELD_THREADS, **arguments, out=out, multiprocessors=compute_units
             )
             return
         rows = next(rows for rows in GEMM_ROWS if tile <= rows)
@@ -190,20 +181,12 @@ class GroupedProducts:
         kernel.launch(
             (tiles, ceil_div(matrix.stored_rows, GEMM_COLUMNS), 1),
             kernel.max_threads,
-            weight=matrix.data,
-            places=places,
-            x=x,
-            tiles=self._sorted.tiles,
-            sources=sources,
-            bias=bias,
+            **arguments,
             up_bias=up_bias,
             out=out,
             out_half=out_half,
             partial=None,
-            expert_bytes=matrix.nbytes,
             rows=0,
-            out_features=matrix.out_features,
-            quant_blocks=matrix.quant_blocks,
             activation=gate,
             split_quant_blocks=matrix.quant_blocks,
         )
