@@ -87,7 +87,7 @@ os._exit(0)
 def test_only_some_reads_run_at_a_time(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     command = [sys.executable, "-c", _MANY_READS, str(tmp_path / "pipe")]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout == f"{THREADS}\n"
 
 
@@ -103,7 +103,7 @@ print(len(os.listdir("/proc/self/task")) - before[0], len(os.listdir("/proc/self
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="others have a thread for each read")
 def test_threads_are_there_before_the_first_read() -> None:
     command = [sys.executable, "-c", _THREADS_FIRST]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout == f"{THREADS} 0\n"
 
 
@@ -124,7 +124,7 @@ print(before[0] < 512 <= room(), before[1] == count())
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems do not say how much there is")
 def test_room_for_descriptors_is_made_before_they_are_needed() -> None:
     command = [sys.executable, "-c", _MUCH_ROOM]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout == "True True\n"
 
 
