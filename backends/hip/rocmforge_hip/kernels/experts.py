@@ -2,10 +2,37 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated
 
 from rocmforge_hip.device.arguments import F32, I32, I64, Forms, Pointer, Record
-from rocmforge_hip.device.experts import ExpertChoice
+from rocmforge_hip.device.memory import DeviceArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertChoice:
+    """How experts are chosen by a router's logits, and where they are written to.
+
+    `RouteRule` in kernels/include/rf/experts/route.h says what each means.
+    """
+
+    bias: DeviceArray | None  # float32 [experts], as the next two
+    selection_bias: DeviceArray | None
+    weight_scale: DeviceArray | None
+    chosen: DeviceArray  # int32 [tokens, num_chosen + num_shared]
+    weights: DeviceArray  # float32, alike
+    experts: int
+    num_chosen: int
+    function: int
+    groups: int
+    kept_groups: int
+    normalised: bool
+    factor: float  # of all weights
+    first_own: int
+    num_own: int
+    num_shared: int
+    weighs_shared: int
+
 
 _POINTERS = ("bias", "selection_bias", "weight_scale", "chosen", "weights")
 _NUMBERS = ("first_own", "num_own", "num_shared", "weighs_shared")

@@ -10,10 +10,10 @@ from typing import Any, Final, TypeGuard
 from rocmforge.models.blocks import Experts
 from rocmforge.models.layer_config import ExpertsConfig, RouterFunction
 from rocmforge_hip.device.constants import ROUTE_SIGMOID, ROUTE_SOFTMAX, ROUTE_SOFTMAX_OF_CHOSEN
-from rocmforge_hip.device.experts import ExpertChoice
 from rocmforge_hip.device.library import KernelLibrary
 from rocmforge_hip.device.memory import DeviceArray
 from rocmforge_hip.kernels import experts as kernels
+from rocmforge_hip.kernels.experts import ExpertChoice
 from rocmforge_hip.ops.activations import NORMED_TOKENS, Activation, ActivationArrays, Forms
 from rocmforge_hip.ops.geometry import ROUTE_TILE, Geometry, whole_waves
 from rocmforge_hip.ops.linear.later import RouterSums
