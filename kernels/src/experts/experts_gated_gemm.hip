@@ -27,8 +27,8 @@ __device__ __forceinline__ void experts_gated_gemm(GemmArguments arguments, cons
 #endif
 
 // What rf_gemm_<name>_m64 makes of the same arguments with tiles of up to kGatedRows rows, in
-// out_half, of a gated layer that has up to kGatedQuantBlocks quant blocks. Grid: as
-// many tiles, and as many more blocks as tile_shares.h says; block 512.
+// out_half, of a gated layer that has up to kGatedQuantBlocks quant blocks. Grid: as many
+// blocks as tiles, and kShareRounds for each multiprocessor; block 512.
 #define RF_EXPERTS_GATED_GEMM(name, Format, ...)                                   \
   extern "C" __global__ RF_BOUNDS void rf_experts_gated_gemm_##name(               \
       const uint8_t* __restrict__ weight, const int64_t* __restrict__ places,      \

@@ -27,8 +27,8 @@ __device__ __forceinline__ void experts_gemm(GemmArguments arguments, const Grou
 #endif
 
 // What rf_gemm_<name>_m64 makes of the same arguments with tiles, in out, of a layer that is not
-// gated and has up to kShortQuantBlocks quant blocks. Grid: as many tiles, and
-// as many more blocks as tile_shares.h says; block 512.
+// gated and has up to kShortQuantBlocks quant blocks. Grid: as many blocks as
+// tiles, and kShareRounds for each multiprocessor; block 512.
 #define RF_EXPERTS_GEMM(name, Format, ...)                                             \
   extern "C" __global__ RF_BOUNDS void rf_experts_gemm_##name(                         \
       const uint8_t* __restrict__ weight, const int64_t* __restrict__ places,          \

@@ -35,7 +35,8 @@ __device__ __forceinline__ int parts_of_tiles(int tiles, int multiprocessors, in
 }
 
 // Returns what block number `block` does of so many tiles; the tile is none of them if nothing is
-// left. There are kShareRounds blocks for each multiprocessor more than tiles, at most.
+// left. No more blocks have anything to do than there are tiles, and kShareRounds for each
+// multiprocessor.
 __device__ __forceinline__ TileShare share_of(int block, int tiles, int multiprocessors,
                                               int most_parts) {
   const int whole = tiles / multiprocessors * multiprocessors;
