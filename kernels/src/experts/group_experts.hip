@@ -4,7 +4,6 @@
 // its own where they belong. Nobody waits for another block, and the order is always the same.
 #include "rf/experts/experts.h"
 #include "rf/experts/groups.h"
-#include "rf/lane_masks.h"
 #include "rf/wave.h"
 
 namespace rf {
@@ -13,6 +12,13 @@ inline constexpr int kAtOnce = 4;
 inline constexpr int kNoPair = 0x7fffffff;  // after all experts, as is
 inline constexpr int kNotHere = kNoPair - 1;
 inline constexpr int kSums = 3;
+
+__device__ __forceinline__ int count_lanes(LaneMask lanes) { return __builtin_popcountll(lanes); }
+
+// Lanes of the mask below this one.
+__device__ __forceinline__ int count_lower(LaneMask lanes) {
+  return count_lanes(lanes & ((LaneMask{1} << lane_id()) - 1));
+}
 
 }  // namespace rf
 

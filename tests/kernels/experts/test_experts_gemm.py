@@ -8,29 +8,21 @@ in steps of 256.
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 
 from tests.support.launches.kernels import Device
 from tests.support.operands.experts import random_choice
-from tests.support.operands.grouped_gemm import check_groups, random_experts
+from tests.support.operands.grouped_gemm import check_groups, random_experts, two_of_three
 
 _NAMES = ("q4_k", "q6_k")
 _TILE = 64
-
-
-def _two_of_three(rows: int) -> npt.NDArray[np.int32]:
-    """Each of two experts has so many rows, and the third none."""
-    return np.repeat(np.array([0, 2], np.int32), rows)[:, None]
 
 
 @pytest.mark.parametrize("rows", [1, 8, 9, 16, 17, 32, 33, 48, 49, 64, 65])
 @pytest.mark.parametrize("name", _NAMES)
 def test_multiplies_as_many_rows_as_there_are(hopper: Device, name: str, rows: int) -> None:
     experts = random_experts(name, 3, 40, 512)
-    check_groups(
-        hopper, experts, _two_of_three(rows), tile=_TILE, gathered=False, multiprocessors=2
-    )
+    check_groups(hopper, experts, two_of_three(rows), tile=_TILE, gathered=False, multiprocessors=2)
 
 
 @pytest.mark.parametrize("rows", [8, 16, 32, 48, 64])
@@ -58,7 +50,7 @@ def test_a_tile_is_shared_by_up_to_eight_blocks(hopper: Device, multiprocessors:
 @pytest.mark.parametrize("out_features", [40, 37], ids=["fours", "ragged"])
 def test_adds_the_biases_of_experts(hopper: Device, out_features: int) -> None:
     biases = np.random.default_rng(2).standard_normal((3, out_features)).astype(np.float32) * 4
-    experts, chosen = random_experts("q6_k", 3, out_features, 256), _two_of_three(5)
+    experts, chosen = random_experts("q6_k", 3, out_features, 256), two_of_three(5)
     check_groups(hopper, experts, chosen, tile=_TILE, biases=(biases,), multiprocessors=2)
 
 

@@ -30,6 +30,11 @@ def random_experts(
     return [random_layer(rng, name, out_features, in_features, activation) for _ in range(count)]
 
 
+def two_of_three(rows: int) -> Int32:
+    """Returns a choice where each of two experts has so many rows, and a third none."""
+    return np.repeat(np.array([0, 2], np.int32), rows)[:, None]
+
+
 def check_groups(
     device: Device,
     experts: list[Layer],

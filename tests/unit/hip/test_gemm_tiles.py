@@ -14,36 +14,14 @@ from rocmforge_hip.ops.geometry import Geometry
 from rocmforge_hip.ops.linear.forms import FormKernels
 from rocmforge_hip.ops.linear.gemm import GemmKernels, UnmadeSplits
 from rocmforge_hip.weights.formats import FORMATS, Matrix
+from tests.support.fakes.recording_library import RecordingLibrary
 
 F32 = spec((), "f4").dtype
 
 
-class _Kernel:
-    max_threads = 256
-
-    def __init__(self, name: str, launched: list[tuple[str, Any]]) -> None:
-        self._name = name
-        self._launched = launched
-
-    def launch(self, grid: Any, threads: int, **arguments: Any) -> None:
-        self._launched.append((self._name, grid))
-
-
-class _Library:
-    """Has every kernel, or all but those for very many rows."""
-
-    def __init__(self, *, has_wide: bool = False) -> None:
-        self.launched: list[tuple[str, Any]] = []
-        self._has_wide = has_wide
-
-    def kernel(self, name: str, arguments: Any) -> _Kernel:
-        return _Kernel(name, self.launched)
-
-    def has(self, name: str) -> bool:
-        return self._has_wide
-
-
-def gemm_of(library: _Library, name: str, geometry: Geometry, arena: Any = None) -> GemmKernels:
+def gemm_of(
+    library: RecordingLibrary, name: str, geometry: Geometry, arena: Any = None
+) -> GemmKernels:
     kernels = cast(Any, library)
     return GemmKernels(kernels, geometry, arena, frozenset({name}), FormKernels(kernels, 1))
 
@@ -62,7 +40,7 @@ def gemm_of(library: _Library, name: str, geometry: Geometry, arena: Any = None)
 def test_up_to_sixteen_rows_go_where_weights_come_through_lds(
     name: str, rows: int, has_warpgroups: bool, tile: int
 ) -> None:
-    library = _Library()
+    library = RecordingLibrary()
     geometry = Geometry(132, has_warpgroups=has_warpgroups)
     nothing = DeviceArray(0, (rows, 28672), spec((), "f4").dtype)
     arrays = Forms(f32=nothing, f16=nothing)
@@ -80,7 +58,7 @@ def test_up_to_sixteen_rows_go_where_weights_come_through_lds(
 def test_what_splits_left_is_added_up_before_others_take_its_place(
     rows: int, kernel: str, *, taken: bool
 ) -> None:
-    library = _Library(has_wide=True)
+    library = RecordingLibrary(lambda name: True)
     arena = SimpleNamespace(gemm_partial=DeviceArray(0, (1,), F32))
     gemm = gemm_of(library, "q4_k", Geometry(132), arena)
     matrix = Matrix(DeviceArray(0, (1,), F32), FORMATS["q4_k"], 2048, 4096, 2048)

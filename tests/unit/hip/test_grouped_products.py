@@ -12,39 +12,17 @@ from rocmforge_hip.ops.activations import SortedPairs
 from rocmforge_hip.ops.experts.grouped_products import GroupedProducts
 from rocmforge_hip.ops.geometry import Geometry
 from rocmforge_hip.weights.formats import FORMATS, Matrix
+from tests.support.fakes.recording_library import RecordingLibrary
 
 _ARRAY = DeviceArray(0, (1,), spec((), "f4").dtype)
 _EXPERTS, _CHOSEN, _SILU = 16, 2, 1
-
-
-class _Kernel:
-    max_threads = 256
-
-    def __init__(self, name: str, launched: list[tuple[str, int]]) -> None:
-        self._name = name
-        self._launched = launched
-
-    def launch(self, grid: tuple[int, int, int], threads: int, **arguments: Any) -> None:
-        self._launched.append((self._name, grid[0]))
-
-
-class _Library:
-    def __init__(self, *, has_warpgroups: bool) -> None:
-        self.launched: list[tuple[str, int]] = []
-        self._has_warpgroups = has_warpgroups
-
-    def kernel(self, name: str, arguments: Any) -> _Kernel:
-        return _Kernel(name, self.launched)
-
-    def has(self, name: str) -> bool:
-        return self._has_warpgroups
 
 
 def _launched(
     tokens: int, features: int, gate: int, *, has_warpgroups: bool = True
 ) -> list[tuple[str, int]]:
     """Names of kernels that sort and multiply, and how many blocks they have side by side."""
-    library = _Library(has_warpgroups=has_warpgroups)
+    library = RecordingLibrary(lambda name: has_warpgroups)
     geometry = Geometry(10, has_warpgroups=has_warpgroups)
     products = GroupedProducts(
         cast(Any, library),
@@ -56,7 +34,7 @@ def _launched(
     pairs = tokens * _CHOSEN
     tile = products.sort(_ARRAY, pairs, _CHOSEN, matrix, gate)
     products.multiply(pairs, matrix, tile, _ARRAY, gate=gate, out=_ARRAY, out_half=_ARRAY)
-    return library.launched
+    return library.blocks
 
 
 @pytest.mark.parametrize(
@@ -79,14 +57,14 @@ def test_rows_that_have_room_in_lds_stay_there(
 
 
 def test_tiles_of_rows_that_stay_in_lds_are_taken_by_other_kernels_too() -> None:
-    library = _Library(has_warpgroups=True)
+    library = RecordingLibrary(lambda name: True)
     products = GroupedProducts(
         *(cast(Any, library), Geometry(10), frozenset({"q4_k"})),
         SortedPairs(rows=_ARRAY, places=_ARRAY, tiles=_ARRAY),
     )
     down = Matrix(_ARRAY, FORMATS["q4_k"], 512, 1536, 512, _EXPERTS)
     products.multiply(192, down, 48, _ARRAY, out=_ARRAY)
-    assert library.launched == [("rf_gemm_q4_k_m64", 192 // 48 + 16)]
+    assert library.blocks == [("rf_gemm_q4_k_m64", 192 // 48 + 16)]
 
 
 def test_no_rows_stay_where_there_are_no_kernels_for_it() -> None:

@@ -17,34 +17,17 @@ from rocmforge_hip.ops.linear.int8_products import Int8Products
 from rocmforge_hip.ops.linear.later import NormLater, UnmadeProduct
 from rocmforge_hip.weights.formats import FORMATS, Matrix, MatrixPart, Vector
 from rocmforge_hip.weights.products import Product
+from tests.support.fakes.recording_library import RecordingLibrary
 
 
-class _Kernel:
-    max_threads = 896
+def _library(*, has_ahead: bool = False) -> RecordingLibrary:
+    """Copies weights of large matrices ahead in q4_k alone."""
 
-    def __init__(self, name: str, library: _Library) -> None:
-        self._name = name
-        self._library = library
-
-    def launch(self, grid: Any, threads: int, **arguments: Any) -> None:
-        self._library.launched.append((self._name, grid[0]))
-        self._library.threads.append(threads)
-
-
-class _Library:
-    """Has every kernel, but copies weights of large matrices ahead in q4_k alone."""
-
-    def __init__(self, *, has_ahead: bool = False) -> None:
-        self.launched: list[tuple[str, Any]] = []
-        self.threads: list[int] = []
-        self._has_ahead = has_ahead
-
-    def kernel(self, name: str, arguments: Any) -> _Kernel:
-        return _Kernel(name, self)
-
-    def has(self, name: str) -> bool:
+    def has(name: str) -> bool:
         is_ahead = name.startswith("rf_gemm_int8_deferred_ahead_")
-        return name == "rf_gemm_int8_stream_q4_k" or (is_ahead and self._has_ahead)
+        return name == "rf_gemm_int8_stream_q4_k" or (is_ahead and has_ahead)
+
+    return RecordingLibrary(has, 896)
 
 
 @pytest.mark.parametrize(
@@ -61,7 +44,7 @@ def test_late_rows_go_where_they_were_measured_to_be_faster(
     name: str, rows: int, has_warpgroups: bool, is_int8: bool
 ) -> None:
     geometry = Geometry(132, matrix_rows=5, has_warpgroups=has_warpgroups)
-    library = cast(Any, _Library())
+    library = cast(Any, _library())
     forms = FormKernels(library, 1)
     products = Int8Products(library, geometry, frozenset({name}), forms, 4096)
     nothing = DeviceArray(0, (), spec((), "f4").dtype)
@@ -91,7 +74,7 @@ def test_large_matrices_are_copied_ahead(
     kernel: str,
     blocks: int,
 ) -> None:
-    library = _Library()
+    library = _library()
     geometry = Geometry(132, matrix_rows=5, has_warpgroups=has_warpgroups)
     forms = FormKernels(cast(Any, library), 1)
     products = Int8Products(cast(Any, library), geometry, frozenset({name}), forms, 4096)
@@ -100,11 +83,11 @@ def test_large_matrices_are_copied_ahead(
     matrix = Matrix(array, FORMATS[name], stored_rows, in_features, stored_rows)
     x = Activation(out, rows, in_features, q=array, q_scale=array)
     products.multiply(x, matrix, out, None, NOT_GATED, half=False)
-    assert library.launched == [(f"rf_gemm_int8_{kernel}", blocks)]
+    assert library.blocks == [(f"rf_gemm_int8_{kernel}", blocks)]
 
 
 def _products(
-    library: _Library, *, slices: int = 1, hidden_size: int = 4096, **rules: Any
+    library: RecordingLibrary, *, slices: int = 1, hidden_size: int = 4096, **rules: Any
 ) -> Int8Products:
     geometry = Geometry(132, **{"matrix_rows": 5, "has_warpgroups": True, **rules})
     forms = FormKernels(cast(Any, library), slices)
@@ -123,7 +106,7 @@ def _matrix(name: str, rows: int, in_features: int) -> Matrix:
 def test_two_long_rows_are_multiplied_where_weights_come_through_lds(
     has_ahead: bool, hidden_size: int, least: int
 ) -> None:
-    products = _products(_Library(has_ahead=has_ahead), hidden_size=hidden_size)
+    products = _products(_library(has_ahead=has_ahead), hidden_size=hidden_size)
     counts = [rows for rows in range(1, 9) if products.is_for(rows, _matrix("q4_k", 4096, 4096))]
     assert counts[0] == least
 
@@ -142,7 +125,7 @@ def test_two_long_rows_are_multiplied_where_weights_come_through_lds(
 def test_norms_of_sums_are_left_for_later_where_kernels_can(
     name: str, rows: int, slices: int, stored_rows: int, defers: bool
 ) -> None:
-    products = _products(_Library(), slices=slices)
+    products = _products(_library(), slices=slices)
     assert products.defers(rows, _matrix(name, stored_rows, 4096)) == defers
 
 
@@ -159,7 +142,7 @@ def test_norms_of_sums_are_left_for_later_where_kernels_can(
 def test_as_many_waves_have_a_part_of_k_as_in_the_product_alone(
     has_ahead: bool, rules: dict[str, int], in_features: int, kernel: str, threads: int
 ) -> None:
-    library, matrix = _Library(has_ahead=has_ahead), _matrix("q5_0", 4096, in_features)
+    library, matrix = _library(has_ahead=has_ahead), _matrix("q5_0", 4096, in_features)
     array = DeviceArray(0, (8, 4096), spec((), "f4").dtype)
     x = Activation(Forms(f32=array), 8, in_features, q=array, q_scale=array)
     part = MatrixPart(matrix, 0, 4096, Product.DELTA, Role.ROW)
@@ -176,7 +159,7 @@ def test_as_many_waves_have_a_part_of_k_as_in_the_product_alone(
         q_scale=array,
     )
     _products(library, **rules).add_and_defer(product, out)
-    assert library.launched == [(f"rf_gemm_int8_{kernel}", 128)]
+    assert library.blocks == [(f"rf_gemm_int8_{kernel}", 128)]
     assert library.threads == [threads]
 
 

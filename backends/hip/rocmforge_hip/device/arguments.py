@@ -49,6 +49,18 @@ class Record:
         return tuple(f"{keyword}_{each}" if self.is_named else each for each in self.kinds)
 
 
+def record_of(fields: type) -> Record:
+    """Returns a record whose attributes are the fields of a class, and called like the arguments.
+
+    Their annotations say what they are, as those of a declaration do.
+    """
+    kinds = dict[str, str]()
+    for name, kind in _kinds(fields).items():
+        assert isinstance(kind, str), f"{name} of {fields.__name__} is a record itself"
+        kinds[name] = kind
+    return Record(kinds, is_named=False)
+
+
 def pointers(*names: str) -> Record:
     """Returns a record whose attributes are called like the arguments, which are all pointers."""
     return Record(dict.fromkeys(names, "pointer"), is_named=False)
@@ -193,7 +205,7 @@ def _declared(declaration: Callable[..., None]) -> tuple[tuple[str, str, bool], 
 
 
 @cache
-def _kinds(declaration: Callable[..., None]) -> Mapping[str, str | Record]:
+def _kinds(declaration: Callable[..., object]) -> Mapping[str, str | Record]:
     """Returns what `_kind` says of each annotation.
 
     They are text, to be compiled, and a declaration is that of many kernels.

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from rocmforge_hip.device.arguments import F32, I32, I64, Forms, Pointer, Record
-from rocmforge_hip.device.memory import DeviceArray
+from rocmforge_hip.device.arguments import F32, I32, I64, Forms, Pointer, record_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,37 +15,25 @@ class ExpertChoice:
     `RouteRule` in kernels/include/rf/experts/route.h says what each means.
     """
 
-    bias: DeviceArray | None  # float32 [experts], as the next two
-    selection_bias: DeviceArray | None
-    weight_scale: DeviceArray | None
-    chosen: DeviceArray  # int32 [tokens, num_chosen + num_shared]
-    weights: DeviceArray  # float32, alike
-    experts: int
-    num_chosen: int
-    function: int
-    groups: int
-    kept_groups: int
-    normalised: bool
-    factor: float  # of all weights
-    first_own: int
-    num_own: int
-    num_shared: int
-    weighs_shared: int
+    bias: Pointer | None  # float32 [experts], as the next two
+    selection_bias: Pointer | None
+    weight_scale: Pointer | None
+    chosen: Pointer  # int32 [tokens, num_chosen + num_shared]
+    weights: Pointer  # float32, alike
+    experts: I32
+    num_chosen: I32
+    function: I32
+    groups: I32
+    kept_groups: I32
+    normalised: I32
+    factor: F32  # of all weights
+    first_own: I32
+    num_own: I32
+    num_shared: I32
+    weighs_shared: I32
 
 
-_POINTERS = ("bias", "selection_bias", "weight_scale", "chosen", "weights")
-_NUMBERS = ("first_own", "num_own", "num_shared", "weighs_shared")
-Choice = Annotated[
-    ExpertChoice,
-    Record(
-        dict.fromkeys(_POINTERS, "pointer")
-        | dict.fromkeys(("experts", "num_chosen", "function"), "i32")
-        | dict.fromkeys(("groups", "kept_groups", "normalised"), "i32")
-        | {"factor": "f32"}
-        | dict.fromkeys(_NUMBERS, "i32"),
-        is_named=False,
-    ),
-]
+Choice = Annotated[ExpertChoice, record_of(ExpertChoice)]
 
 
 def rf_route_logits(

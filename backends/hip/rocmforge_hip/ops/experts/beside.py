@@ -166,7 +166,7 @@ class BesideKernels:
                 GATE_UP_THREADS,
                 **arguments_of_both,
                 logit_sums=sums,
-                choice=choice.choice,
+                choice=choice.rule,
                 squares=x.squares,
                 eps=x.eps,
             )

@@ -136,7 +136,7 @@ class DeferredExperts:
             GATE_UP_THREADS,
             **arguments,
             logit_sums=chosen.sums,
-            choice=chosen.choice,
+            choice=chosen.rule,
             q=q,
             scale=scale,
             squares=x.squares,

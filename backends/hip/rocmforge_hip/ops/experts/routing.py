@@ -43,7 +43,7 @@ _NO_NORM: Final[tuple[None, Activation]] = None, Activation(Forms(), 0, 0)
 class UnmadeChoice(Activation):
     """The experts of a row, which the product with them chooses."""
 
-    choice: ExpertChoice
+    rule: ExpertChoice
     sums: DeviceArray  # of logits, that are to be zeros before anybody adds to them again
 
 
@@ -196,7 +196,7 @@ class RouteKernels:
         choice = UnmadeChoice(
             *(chosen.arrays, chosen.rows, chosen.features),
             i32=chosen.i32,
-            choice=self._expert_choice(rule, experts, chosen, weights),
+            rule=self._expert_choice(rule, experts, chosen, weights),
             sums=sums.logit_sums,
         )
         return choice, weights
