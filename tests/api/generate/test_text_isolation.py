@@ -10,12 +10,12 @@ from litestar.testing import TestClient
 
 from rocmforge.api.http.keys import Keyring, given_keys
 from rocmforge.api.http.settings import ApiSettings
-from rocmforge.text.tokenizer.encoded_texts import LEAST, EncodedTexts
+from rocmforge.text.tokenizer.encoded_texts import EncodedTexts
 from rocmforge.text.tokenizer.tokenizer import Tokenizer
 from tests.api.conftest import Client
 from tests.api.fake_engine import FakeEngine, build_app, make_model
 
-LONG = "hello " * LEAST
+LONG = "hello " * 64
 MESSAGES = {"messages": [{"role": "user", "content": LONG}]}
 LIMITED = MESSAGES | {"max_tokens": 1}
 

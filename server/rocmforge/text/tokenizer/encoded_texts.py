@@ -1,4 +1,4 @@
-"""The token ids of long texts: a conversation comes again with each of its turns.
+"""The token ids of texts: a conversation comes again with each of its turns.
 
 Messages stand between control tokens, so that the tokens of one depend on nothing else. Of a prompt
 of 30,000 tokens that an agent sends with one more message, that message alone is tokenised.
@@ -18,8 +18,6 @@ from typing import Final
 
 from rocmforge.latest_used import LatestUsed
 
-LEAST: Final = 64
-"""Characters of a text that is remembered; others take hardly longer to tokenise than to find."""
 ENTRY: Final = 64
 """Tokens that take as much memory as what a text takes beside its own."""
 _MOST_TOKENS: Final = 1 << 22  # 16 MiB
@@ -53,17 +51,15 @@ class OwnTexts:
     ids: LatestUsed[bytes, array[int]]
     whose: bytes
 
-    def key_of(self, text: str) -> bytes | None:
-        """Returns the key of a text; None if it is not worth it."""
-        if len(text) < LEAST:
-            return None
+    def key_of(self, text: str) -> bytes:
+        """Returns the key of a text."""
         whole = len(self.whose).to_bytes(1, "little") + self.whose + text.encode()
         return blake2b(whole, digest_size=16).digest()
 
-    def find(self, key: bytes) -> Sequence[int] | None:
-        """Returns the ids that were kept under a key, if they still are; nobody changes them."""
-        return self.ids.find(key)
+    def find(self, text: str) -> Sequence[int] | None:
+        """Returns the ids of a text, if they are still kept; nobody changes them."""
+        return self.ids.find(self.key_of(text))
 
-    def keep(self, key: bytes, ids: Sequence[int]) -> None:
-        """Keeps ids under a key, if there is room."""
-        self.ids.keep(key, array("i", ids), len(ids) + ENTRY)
+    def keep(self, text: str, ids: Sequence[int]) -> None:
+        """Keeps the ids of a text, if there is room."""
+        self.ids.keep(self.key_of(text), array("i", ids), len(ids) + ENTRY)

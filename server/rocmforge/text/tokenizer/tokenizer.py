@@ -327,25 +327,26 @@ class Tokenizer:
     def _remembered_ids(
         self, texts: list[str], known: OwnTexts, *, is_start: bool
     ) -> Iterator[Sequence[int]]:
-        """Returns the ids of each text, those of long ones from what is known of them.
+        """Returns the ids of each text, from what is known of them where that is possible.
 
-        Equal texts are tokenised once: those between roles and messages come with each of them.
+        Equal texts are looked for once: those between roles and messages come with each of them.
         """
         # The beginning of a prompt may have other tokens than the same text elsewhere.
         first, rest = (texts[:1], texts[1:]) if is_start else ([], texts)
-        keys = [known.key_of(text) for text in rest]
-        found = [None if key is None else known.find(key) for key in keys]
-        missing = dict.fromkeys(text for text, ids in zip(rest, found, strict=True) if ids is None)
+        ids: dict[str, Sequence[int]] = {}
+        missing: list[str] = []
+        for text in dict.fromkeys(rest):
+            found = known.find(text)
+            if found is None:
+                missing.append(text)
+            else:
+                ids[text] = found
         encoded = self._own_ids([*first, *missing], is_start=is_start)
         first_ids = list(islice(encoded, len(first)))
-        new = dict(zip(missing, encoded, strict=True))
-        for text, key in zip(rest, keys, strict=True):
-            if key is not None and text in new:
-                known.keep(key, new[text])
-        return chain(
-            first_ids,
-            (new[text] if ids is None else ids for text, ids in zip(rest, found, strict=True)),
-        )
+        for text, new in zip(missing, encoded, strict=True):
+            known.keep(text, new)
+            ids[text] = new
+        return chain(first_ids, (ids[text] for text in rest))
 
     def _own_ids(self, texts: list[str], *, is_start: bool) -> Iterator[list[int]]:
         """Returns the ids of each text."""
