@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 Grid = tuple[int, int, int]
@@ -31,6 +31,14 @@ class RecordingLibrary:
     def kernel(self, name: str, declaration: object) -> RecordingKernel:
         """Returns the kernel of this name."""
         return RecordingKernel(name, self, self._max_threads)
+
+    def those_there(
+        self, names: Mapping[str, str], declaration: object
+    ) -> dict[str, RecordingKernel]:
+        """Returns those of several that `has` says there are."""
+        return {
+            key: self.kernel(name, declaration) for key, name in names.items() if self.has(name)
+        }
 
 
 class RecordingKernel:

@@ -116,6 +116,19 @@ class KernelLibrary:
             self._kernels[key] = Kernel(self._driver, stream, function, name, entry, declaration)
         return self._kernels[key]
 
+    def those_there(
+        self, names: Mapping[str, str], declaration: Callable[P, None]
+    ) -> dict[str, Kernel[P]]:
+        """Returns the kernels that the target has of several, by what their names are kept under.
+
+        Raises:
+            KernelArgumentError: One of them takes other arguments.
+            HipError: HIP cannot load it.
+        """
+        return {
+            key: self.kernel(name, declaration) for key, name in names.items() if self.has(name)
+        }
+
     def has(self, name: str) -> bool:
         """Returns whether the target has a kernel of this name: some are for one family only."""
         return name in self._entries

@@ -85,22 +85,17 @@ class DeferredExperts:
         self._products = products
         self._pairs = pairs
         self._route = route
-        some = [name for name in formats if library.has(f"rf_experts_add_down_{name}")]
-        self._gate_ups = {
-            name: library.kernel(
-                f"rf_experts_choose_gate_up_{name}", kernels.rf_experts_choose_gate_up
-            )
-            for name in some
-        }
-        self._gate_ups_of_two_blocks = {
-            name: library.kernel(kernel, kernels.rf_experts_choose_gate_up)
-            for name in some
-            if library.has(kernel := f"rf_experts_choose_gate_up_b2_{name}")
-        }
-        self._downs = {
-            name: library.kernel(f"rf_experts_add_down_{name}", kernels.rf_experts_add_down)
-            for name in some
-        }
+        self._gate_ups = library.those_there(
+            {name: f"rf_experts_choose_gate_up_{name}" for name in formats},
+            kernels.rf_experts_choose_gate_up,
+        )
+        self._gate_ups_of_two_blocks = library.those_there(
+            {name: f"rf_experts_choose_gate_up_b2_{name}" for name in formats},
+            kernels.rf_experts_choose_gate_up,
+        )
+        self._downs = library.those_there(
+            {name: f"rf_experts_add_down_{name}" for name in formats}, kernels.rf_experts_add_down
+        )
 
     def chooses(self, experts: Experts[Weight]) -> bool:
         """Returns whether gate and up of these experts can choose, with no network beside them."""

@@ -65,16 +65,13 @@ class GroupedProducts:
             for name in formats
             for tile in GEMM_ROWS
         }
-        self._of_short_rows = {
-            name: library.kernel(kernel, product_kernels.rf_experts_gemm)
-            for name in formats
-            if library.has(kernel := f"rf_experts_gemm_{name}")
-        }
-        self._of_gated_rows = {
-            name: library.kernel(kernel, product_kernels.rf_experts_gated_gemm)
-            for name in formats
-            if library.has(kernel := f"rf_experts_gated_gemm_{name}")
-        }
+        self._of_short_rows = library.those_there(
+            {name: f"rf_experts_gemm_{name}" for name in formats}, product_kernels.rf_experts_gemm
+        )
+        self._of_gated_rows = library.those_there(
+            {name: f"rf_experts_gated_gemm_{name}" for name in formats},
+            product_kernels.rf_experts_gated_gemm,
+        )
 
     def sort(
         self,

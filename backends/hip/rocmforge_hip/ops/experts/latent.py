@@ -73,15 +73,12 @@ class LatentKernels:
         self._queries = library.kernel("rf_latent_queries", kernels.rf_latent_queries)
         self._join = library.kernel("rf_join_heads", kernels.rf_join_heads)
         self._few = down_kernels(library, formats, products.slices)
-        at_once = [name for name in formats if library.has(f"rf_latent_absorb_{name}")]
-        self._absorb = {
-            name: library.kernel(f"rf_latent_absorb_{name}", kernels.rf_latent_absorb)
-            for name in at_once
-        }
-        self._expand = {
-            name: library.kernel(f"rf_latent_expand_{name}", kernels.rf_latent_expand)
-            for name in at_once
-        }
+        self._absorb = library.those_there(
+            {name: f"rf_latent_absorb_{name}" for name in formats}, kernels.rf_latent_absorb
+        )
+        self._expand = library.those_there(
+            {name: f"rf_latent_expand_{name}" for name in formats}, kernels.rf_latent_expand
+        )
         self._grouped = GroupedProducts(library, geometry, formats, self._arrays.pairs)
 
     def store(self, step: DeviceStep, kv: Activation, norm: Weight, spec: AttentionSpec) -> None:

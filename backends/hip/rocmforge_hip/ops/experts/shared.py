@@ -51,16 +51,15 @@ class SharedKernels:
         assert arena.experts is not None
         self._arena, self._arrays = arena, arena.experts
         self._products, self._pairs = products, pairs
-        shared = [name for name in formats if library.has(f"rf_experts_gate_up_shared_{name}")]
-        self._gate_ups = {
-            name: library.kernel(f"rf_experts_gate_up_shared_{name}", kernels.rf_experts_gate_up)
-            for name in shared
-        }
+        self._gate_ups = library.those_there(
+            {name: f"rf_experts_gate_up_shared_{name}" for name in formats},
+            kernels.rf_experts_gate_up,
+        )
         self._downs = {
             (name, rows): library.kernel(
                 f"rf_experts_down_shared_{name}_m{rows}", kernels.rf_experts_down_shared
             )
-            for name in shared
+            for name in self._gate_ups
             for rows in _DOWN_ROWS
         }
 

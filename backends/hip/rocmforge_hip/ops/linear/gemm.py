@@ -58,11 +58,9 @@ class GemmKernels:
             for name in formats
             for tile in GEMM_ROWS
         }
-        self._wide = {
-            name: library.kernel(kernel, products.rf_gemm_wide)
-            for name in formats
-            if library.has(kernel := f"rf_gemm_wide_{name}")
-        }
+        self._wide = library.those_there(
+            {name: f"rf_gemm_wide_{name}" for name in formats}, products.rf_gemm_wide
+        )
 
     def multiply(
         self,

@@ -67,18 +67,15 @@ class Int8Products:
             name: library.kernel(f"rf_gemm_int8_deferred_{name}", products.rf_gemm_int8_deferred)
             for name in deferred
         }
-        self._ahead = {
-            name: library.kernel(kernel, products.rf_gemm_int8_deferred)
-            for name in deferred
-            if library.has(kernel := f"rf_gemm_int8_deferred_ahead_{name}")
-        }
+        self._ahead = library.those_there(
+            {name: f"rf_gemm_int8_deferred_ahead_{name}" for name in deferred},
+            products.rf_gemm_int8_deferred,
+        )
         is_long = bool(self._ahead) and geometry.streams_row(hidden_size)
         self._early_rows = _EARLY_LONG_ROWS if is_long else _EARLY_ROWS
-        self._streamed = {
-            name: library.kernel(kernel, products.rf_gemm_int8)
-            for name in used
-            if library.has(kernel := f"rf_gemm_int8_stream_{name}")
-        }
+        self._streamed = library.those_there(
+            {name: f"rf_gemm_int8_stream_{name}" for name in used}, products.rf_gemm_int8
+        )
 
     def is_for(self, rows: int, matrix: Matrix) -> bool:
         """Returns whether so many rows are multiplied here of those that GEMV takes too."""
