@@ -132,6 +132,14 @@ def test_layers_with_states_take_sequences_by_how_many_tokens_they_have() -> Non
     assert [slot for slot in arrays["state_writes"] if slot != NO_SLOT] == [0, 1, 2, 3, 4]
 
 
+@pytest.mark.parametrize("tokens", [1, 2, MANY])
+def test_a_sequence_alone_is_one_launch(tokens: int) -> None:
+    step = stateful((tokens, 0, 0))
+    shape = exact_shape(step)
+    assert shape.state_launches == ((1, tokens),)
+    assert packed_step(step, shape)["in_turn"] == [0]
+
+
 def test_parts_of_a_sequence_are_launched_in_their_turns() -> None:
     """Of two sequences in three and two parts; in slots of which some are both read and written."""
     step = stateful(
