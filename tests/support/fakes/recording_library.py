@@ -32,7 +32,7 @@ class RecordingLibrary:
         """Returns the kernel of this name."""
         return RecordingKernel(name, self, self._max_threads)
 
-    def those_there(
+    def available(
         self, names: Mapping[str, str], declaration: object
     ) -> dict[str, RecordingKernel]:
         """Returns those of several that `has` says there are."""

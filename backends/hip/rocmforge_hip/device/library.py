@@ -116,10 +116,14 @@ class KernelLibrary:
             self._kernels[key] = Kernel(self._driver, stream, function, name, entry, declaration)
         return self._kernels[key]
 
-    def those_there(
+    def available(
         self, names: Mapping[str, str], declaration: Callable[P, None]
     ) -> dict[str, Kernel[P]]:
-        """Returns the kernels that the target has of several, by what their names are kept under.
+        """Returns those of several kernels that the target has, by the keys of their names.
+
+        Args:
+            names: As in the manifest, or of none of its kernels.
+            declaration: Of the arguments of each.
 
         Raises:
             KernelArgumentError: One of them takes other arguments.

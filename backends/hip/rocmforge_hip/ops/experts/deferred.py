@@ -85,15 +85,15 @@ class DeferredExperts:
         self._products = products
         self._pairs = pairs
         self._route = route
-        self._gate_ups = library.those_there(
+        self._gate_ups = library.available(
             {name: f"rf_experts_choose_gate_up_{name}" for name in formats},
             kernels.rf_experts_choose_gate_up,
         )
-        self._gate_ups_of_two_blocks = library.those_there(
+        self._gate_ups_of_two_blocks = library.available(
             {name: f"rf_experts_choose_gate_up_b2_{name}" for name in formats},
             kernels.rf_experts_choose_gate_up,
         )
-        self._downs = library.those_there(
+        self._downs = library.available(
             {name: f"rf_experts_add_down_{name}" for name in formats}, kernels.rf_experts_add_down
         )
 

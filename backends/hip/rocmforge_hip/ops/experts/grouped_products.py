@@ -65,10 +65,10 @@ class GroupedProducts:
             for name in formats
             for tile in GEMM_ROWS
         }
-        self._of_short_rows = library.those_there(
+        self._of_short_rows = library.available(
             {name: f"rf_experts_gemm_{name}" for name in formats}, product_kernels.rf_experts_gemm
         )
-        self._of_gated_rows = library.those_there(
+        self._of_gated_rows = library.available(
             {name: f"rf_experts_gated_gemm_{name}" for name in formats},
             product_kernels.rf_experts_gated_gemm,
         )

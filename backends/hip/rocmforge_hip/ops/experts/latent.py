@@ -73,10 +73,10 @@ class LatentKernels:
         self._queries = library.kernel("rf_latent_queries", kernels.rf_latent_queries)
         self._join = library.kernel("rf_join_heads", kernels.rf_join_heads)
         self._few = down_kernels(library, formats, products.slices)
-        self._absorb = library.those_there(
+        self._absorb = library.available(
             {name: f"rf_latent_absorb_{name}" for name in formats}, kernels.rf_latent_absorb
         )
-        self._expand = library.those_there(
+        self._expand = library.available(
             {name: f"rf_latent_expand_{name}" for name in formats}, kernels.rf_latent_expand
         )
         self._grouped = GroupedProducts(library, geometry, formats, self._arrays.pairs)

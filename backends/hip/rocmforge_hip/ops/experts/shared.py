@@ -51,7 +51,7 @@ class SharedKernels:
         assert arena.experts is not None
         self._arena, self._arrays = arena, arena.experts
         self._products, self._pairs = products, pairs
-        self._gate_ups = library.those_there(
+        self._gate_ups = library.available(
             {name: f"rf_experts_gate_up_shared_{name}" for name in formats},
             kernels.rf_experts_gate_up,
         )

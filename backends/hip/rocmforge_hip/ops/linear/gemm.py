@@ -58,7 +58,7 @@ class GemmKernels:
             for name in formats
             for tile in GEMM_ROWS
         }
-        self._wide = library.those_there(
+        self._wide = library.available(
             {name: f"rf_gemm_wide_{name}" for name in formats}, products.rf_gemm_wide
         )
 

@@ -67,13 +67,13 @@ class Int8Products:
             name: library.kernel(f"rf_gemm_int8_deferred_{name}", products.rf_gemm_int8_deferred)
             for name in deferred
         }
-        self._ahead = library.those_there(
+        self._ahead = library.available(
             {name: f"rf_gemm_int8_deferred_ahead_{name}" for name in deferred},
             products.rf_gemm_int8_deferred,
         )
         is_long = bool(self._ahead) and geometry.streams_row(hidden_size)
         self._early_rows = _EARLY_LONG_ROWS if is_long else _EARLY_ROWS
-        self._streamed = library.those_there(
+        self._streamed = library.available(
             {name: f"rf_gemm_int8_stream_{name}" for name in used}, products.rf_gemm_int8
         )
 
