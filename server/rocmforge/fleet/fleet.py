@@ -321,7 +321,11 @@ class Fleet:
     # --- unloading ---
 
     async def unload(self, entry: FleetEntry) -> None:
-        """Unloads a model, or stops loading it. Running requests get the time that they get."""
+        """Unloads a model, or stops loading it. Running requests get the time that they get.
+
+        Raises:
+            Draining: the server is shutting down, which unloads them all.
+        """
         if entry.loading is not None:
             loading = entry.loading
             entry.refuse_waiters(
@@ -340,6 +344,8 @@ class Fleet:
     async def _take_away(self, entry: FleetEntry, reason: str) -> None:
         """Unloads, to the end even if whoever asked for it does not wait any more."""
         if entry.unloading is None:
+            if self._is_closing:
+                raise _shutting_down()  # `stop` waits for no task that begins after it
             entry.unloading = asyncio.create_task(
                 self._unload(entry, reason), name=f"unload {entry.name}"
             )

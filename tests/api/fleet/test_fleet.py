@@ -469,6 +469,22 @@ def test_the_end_waits_for_what_runs_and_refuses_what_waits() -> None:
     run_virtual(main())
 
 
+def test_nothing_is_unloaded_anew_while_the_server_ends() -> None:
+    here = world()
+
+    async def main() -> None:
+        await here.use("a", 1.0)
+        ending = asyncio.ensure_future(here.fleet.stop())
+        await asyncio.sleep(0.25)  # stopping takes half a second
+        with pytest.raises(Draining):
+            await here.fleet.unload(here.entry("a"))
+        await ending
+        assert here.device.alive == []
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    run_virtual(main())
+
+
 # --- all of it at once ---
 
 seconds = st.integers(0, 240).map(lambda quarters: quarters / 4)
