@@ -38,7 +38,7 @@ def test_names_must_differ() -> None:
         Fleet([models[0], models[0]])
 
 
-def test_an_unknown_name_is_answered_with_available_are() -> None:
+def test_an_unknown_name_is_answered_with_those_there_are() -> None:
     with pytest.raises(ModelNotFound, match="Available: a, b, c"):
         world().fleet.find("d")
 

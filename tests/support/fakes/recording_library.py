@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
+
+from rocmforge_hip.device.library import KernelLibrary
 
 Grid = tuple[int, int, int]
 
@@ -32,13 +34,7 @@ class RecordingLibrary:
         """Returns the kernel of this name."""
         return RecordingKernel(name, self, self._max_threads)
 
-    def available(
-        self, names: Mapping[str, str], declaration: object
-    ) -> dict[str, RecordingKernel]:
-        """Returns those of several that `has` says there are."""
-        return {
-            key: self.kernel(name, declaration) for key, name in names.items() if self.has(name)
-        }
+    available = KernelLibrary.available  # asks for no more than the two above
 
 
 class RecordingKernel:

@@ -56,10 +56,10 @@ class OwnTexts:
         whole = len(self.whose).to_bytes(1, "little") + self.whose + text.encode()
         return blake2b(whole, digest_size=16).digest()
 
-    def find(self, text: str) -> Sequence[int] | None:
-        """Returns the ids of a text, if they are still kept; nobody changes them."""
-        return self.ids.find(self.key_of(text))
+    def find(self, key: bytes) -> Sequence[int] | None:
+        """Returns the ids that were kept under a key, if they still are; nobody changes them."""
+        return self.ids.find(key)
 
-    def keep(self, text: str, ids: Sequence[int]) -> None:
-        """Keeps the ids of a text, if there is room."""
-        self.ids.keep(self.key_of(text), array("i", ids), len(ids) + ENTRY)
+    def keep(self, key: bytes, ids: Sequence[int]) -> None:
+        """Keeps ids under a key, if there is room."""
+        self.ids.keep(key, array("i", ids), len(ids) + ENTRY)

@@ -333,18 +333,13 @@ class Tokenizer:
         """
         # The beginning of a prompt may have other tokens than the same text elsewhere.
         first, rest = (texts[:1], texts[1:]) if is_start else ([], texts)
-        ids: dict[str, Sequence[int]] = {}
-        missing: list[str] = []
-        for text in dict.fromkeys(rest):
-            found = known.find(text)
-            if found is None:
-                missing.append(text)
-            else:
-                ids[text] = found
+        keys = {text: known.key_of(text) for text in dict.fromkeys(rest)}
+        ids = {text: found for text, key in keys.items() if (found := known.find(key)) is not None}
+        missing = [text for text in keys if text not in ids]
         encoded = self._own_ids([*first, *missing], is_start=is_start)
         first_ids = list(islice(encoded, len(first)))
         for text, new in zip(missing, encoded, strict=True):
-            known.keep(text, new)
+            known.keep(keys[text], new)
             ids[text] = new
         return chain(first_ids, (ids[text] for text in rest))
 
