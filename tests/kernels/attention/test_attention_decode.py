@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from rocmforge_hip.device.constants import MERGE_SUMS
+from rocmforge_hip.device.constants import MERGE_SUMS, NARROW_HEAD_DIM
 from rocmforge_hip.device.heads import CACHED_HEADS, HeadSize
 from rocmforge_hip.run.teams import Teams, form_teams
 from rocmforge_hip.weights.formats import round_up
@@ -330,7 +330,8 @@ ROTATIONS = {  # head_dim, value_dim, kv_heads, group, group_tile, rotary_dim, n
     "three_heads": (128, 128, 2, 3, 4, 64, 0, "", (70, 17)),
     "normal_partial": (80, 80, 1, 2, 4, 32, 0, "", (40,)),
     "smaller_values": (192, 128, 2, 1, 4, 192, 1, "before_rope", (65,)),
-    "widest": (256, 256, 1, 8, 8, 64, 0, "", (33,)),
+    "wide": (256, 256, 1, 8, 8, 64, 0, "", (33,)),
+    "widest": (512, 512, 2, 3, 4, 128, 1, "before_rope", (70, 32, 33, 1)),
     "no_rotation": (96, 96, 1, 4, 8, 0, 0, "", (64,)),
     "norms_behind_rope": (128, 128, 2, 4, 4, 128, 1, "behind_rope", (70, 33)),
     "norms_behind_some_rope": (64, 64, 1, 5, 8, 32, 0, "behind_rope", (40,)),
@@ -366,6 +367,7 @@ def test_new_tokens_are_rotated_and_stored_first(
         ("joint_norms", "int8"),
         ("joint_norms_of_many_heads", "f16"),
         ("joint_norms_of_heads_alone", "f16"),
+        ("widest", "int8"),
     ],
 )
 @pytest.mark.parametrize("split_tokens", [32, 1024])
@@ -423,7 +425,7 @@ def assert_rotated_and_stored(
             block=round_up(-(-widths[0] // 16), device.wave),
         )
     device.launch(
-        f"rf_rope_store_{kind}",
+        f"rf_rope_store_{'wide_' if key_dim > NARROW_HEAD_DIM else ''}{kind}",
         *(*normed, *((None, None) if joint else norms), *tables, None),
         *(device.upload(last.astype(np.int32)),),
         *(device.upload((where[0] * BLOCK_TOKENS + where[1]).astype(np.int64)), q, *stored),
@@ -631,7 +633,7 @@ def test_blocks_of_eight_waves_know_windows_and_sinks(hopper: Device) -> None:
     ("name", "kind"),
     [
         *(("eight_heads", kind) for kind in ("f16", "int8")),
-        *((name, "f16") for name in ("neox", "three_heads", "widest", "norms_behind_rope")),
+        *((name, "f16") for name in ("neox", "three_heads", "wide", "norms_behind_rope")),
     ],
 )
 @pytest.mark.parametrize("split_tokens", [32, 1024])

@@ -141,7 +141,7 @@ class _LayerKernels:
         # A key that several blocks read is stored before them. Attention knows no gains, and norms
         # behind rope for common heads alone.
         is_behind = layer.rotates_first and not head.is_common
-        self.may_rope: Final = not (self.tiles > 1 or wide or has_gains or is_behind)
+        self.may_rope: Final = not (self.tiles > 1 or has_gains or is_behind)
         self.rope_store: Final = library.kernel(
             f"rf_rope_store_{wide}{cache}", kernels.rf_rope_store
         )

@@ -48,8 +48,9 @@ __device__ __forceinline__ void rope_new_token(const NewTokens& fresh, const Cac
 template <HeadNorms kNorms, class Stored, int kKeyDim, int kValueDim, int kGroup,
           bool kValuesInKeys>
 __device__ __forceinline__ void attention_decode(const DecodeInput& in, const Cache<Stored>& cache,
-                                                 const DecodeOutput& out) {
-  constexpr bool kMayRope = kKeyDim <= kNarrowHeadDim;  // for others there are no registers
+                                                 const DecodeOutput& given) {
+  // Rows of latent vectors are stored by kernels of their own.
+  constexpr bool kMayRope = !kValuesInKeys;
 
   const int sequence = in.sequences[blockIdx.z];
   int context;
@@ -75,10 +76,11 @@ __device__ __forceinline__ void attention_decode(const DecodeInput& in, const Ca
   const int kv_head = blockIdx.x / tiles;
   const int first_head = static_cast<int>(blockIdx.x) % tiles * kGroup;  // within the group
   const int heads = min(kGroup, group - first_head);
-  // Where results go waits in LDS, where norms need the scalar registers in the meantime.
-  __shared__ ActOutput waiting;
-  if (kNorms == HeadNorms::kJoint && threadIdx.x == 0) waiting = out.attended;
-  const ActOutput& attended = kNorms == HeadNorms::kJoint ? waiting : out.attended;
+  // Where results go waits in LDS, where the scalar registers are needed in the meantime.
+  constexpr bool kWaits = kNorms == HeadNorms::kJoint || kKeyDim > kNarrowHeadDim;
+  __shared__ DecodeOutput waiting;
+  if (kWaits && threadIdx.x == 0) waiting = given;
+  const DecodeOutput& out = kWaits ? waiting : given;
 
   const int wave = uniform(wave_id());
   const int last = context - 1;
@@ -132,7 +134,9 @@ __device__ __forceinline__ void attention_decode(const DecodeInput& in, const Ca
   }
 
   if constexpr (!kBeginsEarly) token = in.query_start[sequence];
-  const int64_t query_row = static_cast<int64_t>(token) * in.heads + kv_head * group + first_head;
+  const auto query_row = [&] {
+    return static_cast<int64_t>(token) * in.heads + kv_head * group + first_head;
+  };
   alignas(16) __shared__ float wave_output[kDecodeWaves][kGroup][kValueDim];
   if (is_fresh) {
     alignas(16) __shared__ half queries[kGroup][kKeyDim];
@@ -160,7 +164,7 @@ __device__ __forceinline__ void attention_decode(const DecodeInput& in, const Ca
       own.load_queries(queries[0], heads);
     }
   } else {
-    own.load_queries(in.q + query_row * kKeyDim, heads);
+    own.load_queries(in.q + query_row() * kKeyDim, heads);
   }
 
   if constexpr (kAsksAhead) {
@@ -223,7 +227,7 @@ __device__ __forceinline__ void attention_decode(const DecodeInput& in, const Ca
       const int i = from + k * kRound + 4 * static_cast<int>(threadIdx.x);
       const bool valid = i < kElements && heads_of[k] < heads;
       if (range.only) {
-        attended.store(query_row * kValueDim + i, sums[k] * (1.0f / softmax[k].total), valid);
+        out.attended.store(query_row() * kValueDim + i, sums[k] * (1.0f / softmax[k].total), valid);
       } else if (valid) {
         splits.store(heads_of[k], blockIdx.y, i % kValueDim, sums[k], softmax[k]);
       }
@@ -233,8 +237,8 @@ __device__ __forceinline__ void attention_decode(const DecodeInput& in, const Ca
 
   if (!is_last_block(out.arrived + blockIdx.z * gridDim.x + blockIdx.x, used)) return;
   __shared__ MaxSum merged[kGroup];
-  merge_splits<kDecodeThreads, kGroup>(splits, used, heads, sinks, query_row * kValueDim, attended,
-                                       merged);
+  merge_splits<kDecodeThreads, kGroup>(splits, used, heads, sinks, query_row() * kValueDim,
+                                       out.attended, merged);
 }
 
 }  // namespace rf
