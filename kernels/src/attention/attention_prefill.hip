@@ -7,11 +7,13 @@
 // tiles that all its waves read from LDS; each wave keeps the output of its own rows in registers,
 // transposed (see mma_attention.h). K of the next tile travels during the second product, V during
 // the first. Values of more than kAttentionValues elements are cut: a block has some of the columns
-// of the result, and computes the scores again for each cut. Where few rows see many keys, a block
-// walks over a split of the keys only, and attention_reduce.hip puts the splits together.
+// of the result, and computes the scores again for each cut. Where few rows see many keys, or tiles
+// of rows would be a round of few blocks, a block walks over a split of the keys only, and
+// attention_reduce.hip puts the splits together.
 #include "rf/attention/attention_warpgroup.h"
 #include "rf/attention/online_softmax.h"
 #include "rf/attention/prefill.h"
+#include "rf/hidden.h"
 
 namespace rf {
 
@@ -57,8 +59,7 @@ __device__ __forceinline__ half* tile_data() {
 }
 
 // Computes attention_columns(...) columns of the result, then the next of those that the block has.
-// Grid: (tiles of kAttentionRows rows that the longest sequence needs * splits, kv_heads * cuts of
-// the values, sequences).
+// A block has one of kv_heads * cuts of the values: see PrefillPart.
 template <class Stored, int kKeyDim, int kValueDim, bool kValuesInKeys, int kPass = 0>
 __device__ __forceinline__ void attention_prefill(const PrefillInput& in,
                                                   const Cache<const Stored, const float>& cache,
@@ -74,7 +75,8 @@ __device__ __forceinline__ void attention_prefill(const PrefillInput& in,
   constexpr int kCuts = kValueDim / kValues;
   static_assert(kKeyDim % kTile == 0 && kColumns % kTile == 0);
   static_assert(kCuts * kValues == kValueDim && kValues % kColumns == 0);
-  constexpr bool kMaySplit = kKeyDim <= kMaxSplitDim && kValueDim <= kMaxSplitDim;
+  constexpr int kMostSplit = CacheType<Stored>::kHasScales ? kMaxScaledSplitDim : kMaxSplitDim;
+  constexpr bool kMaySplit = kKeyDim <= kMostSplit && kValueDim <= kMostSplit;
   constexpr int kLaneColumns = MatrixUnit::kLaneColumns;
   constexpr bool kKeepsQueries = attention_keeps_queries(kKeyDim, kValueDim);
   constexpr int kScoreUnroll = kKeepsQueries ? kDimTiles : MatrixUnit::kReloadUnroll;
@@ -87,20 +89,18 @@ __device__ __forceinline__ void attention_prefill(const PrefillInput& in,
   const typename KeyLoader::Tile k_tile{tile_data<Operand::kKeys, KeyLoader>()};
   const typename ValueLoader::Tile v_tile{tile_data<Operand::kValues, ValueLoader>()};
 
-  const int sequence = in.sequences[blockIdx.z];
+  const PrefillPart own = PrefillPart::own(splits, cache.kv_heads * kCuts);
+  const int sequence = in.sequences[own.number];
   const int query_start = in.query_start[sequence];
   const int tokens = in.query_start[sequence + 1] - query_start;
   const int context = in.context_len[sequence];
   const int group = in.heads / cache.kv_heads;
   const int rows = tokens * group;
-  // The last rows see most keys: they come first.
-  const int count = kMaySplit ? splits.count : 1;
-  const int split = static_cast<int>(blockIdx.x) % count;
-  const int block_row = static_cast<int>((gridDim.x - 1 - blockIdx.x) / count) * kAttentionRows;
+  const int count = kMaySplit ? own.count : 1, split = own.split, block_row = own.first_row;
   if (block_row >= rows) return;
 
-  const int kv_head = static_cast<int>(blockIdx.y) / kCuts;
-  const int first_column = static_cast<int>(blockIdx.y) % kCuts * kValues + kPass * kColumns;
+  const int kv_head = own.columns / kCuts;
+  const int first_column = own.columns % kCuts * kValues + kPass * kColumns;
 
   const int wave_row = block_row + uniform(wave_id()) * (kTile * kWaveTiles);
   const int first_position = context - tokens;
@@ -222,21 +222,30 @@ __device__ __forceinline__ void attention_prefill(const PrefillInput& in,
     rows_next = tokens_of.tile<kKeys>(base + 2 * kKeys);
   }
 
+  // Large heads have no registers in which what follows from these could wait for the end.
+  const int end_row = hidden(wave_row), own_group = hidden(group);
+  const auto result_of = [&](int row) {  // of all heads of all tokens, or of those that are split
+    const int64_t head = kv_head * own_group + row % own_group;
+    const int64_t token = row / own_group;
+    if (count == 1) return (query_start + token) * in.heads + head;
+    const int64_t place = static_cast<int64_t>(own.number) * splits.tokens_of(own_group) + token;
+    return (place * in.heads + head) * count + split;
+  };
 #pragma unroll
   for (int tile = 0; tile < kWaveTiles; ++tile) {
     float inverse[kLaneColumns];
     for (int lane_column = 0; lane_column < kLaneColumns; ++lane_column) {
-      const int row = min(wave_row + tile * kTile + MatrixUnit::column(lane_column), rows - 1);
+      const int row = min(end_row + tile * kTile + MatrixUnit::column(lane_column), rows - 1);
       const float total = MatrixUnit::over_column(softmax[tile].total[lane_column],
                                                   [](float a, float b) { return a + b; });
       const float reference = softmax[tile].reference(lane_column, factor);
-      const int head = kv_head * group + row % group;
+      const int head = kv_head * own_group + row % own_group;
       const float* sinks = kValueDim <= kMaxSinkDim ? in.sinks : nullptr;
       inverse[lane_column] = 1.0f / (total + sink_weight(sinks, head, reference));
       if (count > 1) {
         inverse[lane_column] = 1.0f;
-        if (first_column == 0 && wave_row + tile * kTile + MatrixUnit::column(lane_column) < rows) {
-          float* ml = splits.partial_ml + 2 * (head_of(row) * count + split);
+        if (first_column == 0 && end_row + tile * kTile + MatrixUnit::column(lane_column) < rows) {
+          float* ml = splits.partial_ml + 2 * result_of(row);
           ml[0] = reference;
           ml[1] = total;
         }
@@ -244,10 +253,9 @@ __device__ __forceinline__ void attention_prefill(const PrefillInput& in,
     }
 #pragma unroll
     for (int i = 0; i < kTileValues; ++i) {
-      const int row = wave_row + tile * kTile + MatrixUnit::column(MatrixUnit::lane_column(i));
+      const int row = end_row + tile * kTile + MatrixUnit::column(MatrixUnit::lane_column(i));
       if (row >= rows) continue;
-      const int64_t result = head_of(row) * count + split;
-      const int64_t start = result * kValueDim + first_column + MatrixUnit::row(i);
+      const int64_t start = result_of(row) * kValueDim + first_column + MatrixUnit::row(i);
       const auto store = [&]<class Element>(Element* out) {
 #pragma unroll
         for (int column = 0; column < kColumnTiles; ++column) {
@@ -255,12 +263,9 @@ __device__ __forceinline__ void attention_prefill(const PrefillInput& in,
           out[start + column * kTile] = static_cast<Element>(value);
         }
       };
-      if (count > 1) {
-        store(splits.partial);
-        continue;
-      }
-      if (out_f32) store(out_f32);
-      if (out_f16) store(out_f16);
+      float* const f32 = count > 1 ? splits.partial : out_f32;
+      if (f32) store(f32);
+      if (count == 1 && out_f16) store(out_f16);
     }
   }
   if constexpr ((kPass + 1) * kColumns < kValues) {
@@ -308,8 +313,8 @@ __device__ __forceinline__ void attend(const PrefillInput& in,
       const int32_t* __restrict__ context_len, const int32_t* __restrict__ seen_ends,              \
       const float* __restrict__ sinks, float* __restrict__ out_f32,                                \
       rf::half* __restrict__ out_f16, float* __restrict__ partial, float* __restrict__ partial_ml, \
-      int32_t splits, int32_t split_tokens, int32_t blocks_per_sequence, int32_t heads,            \
-      int32_t kv_heads, int32_t window, float scale, float softcap) {                              \
+      int32_t split_tiles, int32_t splits, int32_t split_tokens, int32_t blocks_per_sequence,      \
+      int32_t heads, int32_t kv_heads, int32_t window, float scale, float softcap) {               \
     rf::attend<rf::half, RF_KEY_DIM, RF_VALUE_DIM, RF_VALUES_IN_KEYS>(                             \
         {q,                                                                                        \
          sequences,                                                                                \
@@ -321,7 +326,7 @@ __device__ __forceinline__ void attend(const PrefillInput& in,
          window,                                                                                   \
          {scale, softcap}},                                                                        \
         {k_cache, v_cache, nullptr, nullptr, block_table, blocks_per_sequence, kv_heads},          \
-        {partial, partial_ml, splits, split_tokens}, out_f32, out_f16);                            \
+        {partial, partial_ml, split_tiles, splits, split_tokens}, out_f32, out_f16);               \
   }
 
 #define RF_ATTENTION_PREFILL_SCALED(kind, Stored, head)                                            \
@@ -333,8 +338,8 @@ __device__ __forceinline__ void attend(const PrefillInput& in,
       const int32_t* __restrict__ context_len, const int32_t* __restrict__ seen_ends,              \
       const float* __restrict__ sinks, float* __restrict__ out_f32,                                \
       rf::half* __restrict__ out_f16, float* __restrict__ partial, float* __restrict__ partial_ml, \
-      int32_t splits, int32_t split_tokens, int32_t blocks_per_sequence, int32_t heads,            \
-      int32_t kv_heads, int32_t window, float scale, float softcap) {                              \
+      int32_t split_tiles, int32_t splits, int32_t split_tokens, int32_t blocks_per_sequence,      \
+      int32_t heads, int32_t kv_heads, int32_t window, float scale, float softcap) {               \
     rf::attention_prefill<Stored, RF_KEY_DIM, RF_VALUE_DIM, RF_VALUES_IN_KEYS>(                    \
         {q,                                                                                        \
          sequences,                                                                                \
@@ -346,7 +351,7 @@ __device__ __forceinline__ void attend(const PrefillInput& in,
          window,                                                                                   \
          {scale, softcap}},                                                                        \
         {k_cache, v_cache, k_scale, v_scale, block_table, blocks_per_sequence, kv_heads},          \
-        {partial, partial_ml, splits, split_tokens}, out_f32, out_f16);                            \
+        {partial, partial_ml, split_tiles, splits, split_tokens}, out_f32, out_f16);               \
   }
 
 RF_ATTENTION_PREFILL_F16(RF_HEAD)

@@ -4,6 +4,7 @@
 // Short and in the way of everything after it, so made of few loads that wait for each other: every
 // wave finds the maximum and the sum of all splits for itself, and kMergeSums threads share four
 // elements of the output by splits.
+#include "rf/attention/prefill.h"
 #include "rf/attention/split_merge.h"
 #include "rf/attention/teams.h"
 
@@ -71,16 +72,22 @@ extern "C" __global__ __launch_bounds__(rf::kReduceThreads) void rf_attention_de
                     query_start[sequence], value_dim);
 }
 
-// Grid: (heads, new tokens of the longest sequence, sequences). Blocks and value_dim as above.
+// Grid: (heads, tokens that have rows in the first split_tiles tiles of the longest sequence,
+// sequences). Blocks and value_dim as above.
 extern "C" __global__ __launch_bounds__(rf::kReduceThreads) void rf_attention_prefill_reduce(
     const float* __restrict__ partial, const float* __restrict__ partial_ml,
     const int32_t* __restrict__ sequences, const int32_t* __restrict__ query_start,
     const float* __restrict__ sinks, float* __restrict__ out_f32, rf::half* __restrict__ out_f16,
-    int32_t splits, int32_t value_dim) {
-  const int sequence = sequences[blockIdx.z];
-  const int row = query_start[sequence] + static_cast<int>(blockIdx.y);
+    int32_t split_tiles, int32_t splits, int32_t kv_heads, int32_t value_dim) {
+  const int sequence = sequences[blockIdx.z], token = static_cast<int>(blockIdx.y);
+  const int row = query_start[sequence] + token;
   if (row >= query_start[sequence + 1]) return;
-  const int64_t first = (static_cast<int64_t>(row) * gridDim.x + blockIdx.x) * splits;
+  const int heads = static_cast<int>(gridDim.x), group = heads / kv_heads;
+  const int own_row = token * group + static_cast<int>(blockIdx.x) % group;  // as attention has it
+  if (own_row >= split_tiles * rf::kAttentionRows) return;
+  const rf::PrefillSplits found{nullptr, nullptr, split_tiles, splits, 0};
+  const int64_t place = static_cast<int64_t>(blockIdx.z) * found.tokens_of(group) + token;
+  const int64_t first = (place * heads + blockIdx.x) * splits;
   rf::reduce_splits(partial, partial_ml, sinks, {out_f32, out_f16, nullptr, nullptr, 0}, first,
                     splits, row, value_dim);
 }

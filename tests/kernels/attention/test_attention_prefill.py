@@ -19,12 +19,23 @@ THREADS = 256
 UNEVEN_HEADS = [head for head in CACHED_HEADS if not head.is_even]
 
 
+@pytest.fixture(params=["device", "hopper"])
+def either(request: pytest.FixtureRequest) -> Device:
+    """The device, and what has the matrix instructions of Hopper GPUs."""
+    device: Device = request.getfixturevalue(request.param)
+    return device
+
+
 def prefill(
-    device: Device, batch: PagedBatch, split_tokens: int | None = None
+    device: Device,
+    batch: PagedBatch,
+    split_tokens: int | None = None,
+    split_tiles: int | None = None,
 ) -> npt.NDArray[np.float32]:
     """The kernel's answer for the sequences with several new tokens; other rows stay NaN.
 
-    With `split_tokens` that of splits of so many keys, put together.
+    With `split_tokens` that of splits of so many keys, put together; with `split_tiles` only those
+    of so many tiles of rows of each sequence, its first ones.
     """
     case = batch.case
     lengths = np.diff(batch.query_start)
@@ -34,7 +45,9 @@ def prefill(
     out_f16 = device.empty(batch.result_shape, np.float16, "out_f16")
     cuts = -(-case.head.value_dim // VALUES)
     splits = 1 if split_tokens is None else -(-int(batch.context_len.max()) // split_tokens)
-    results = lengths.sum() * case.heads * splits
+    split_tiles = 0 if split_tokens is None else tiles if split_tiles is None else split_tiles
+    of_tiles = -(-split_tiles * ROWS // case.group)  # tokens that have rows in these
+    results = len(sequences) * of_tiles * case.heads * splits
     partial = device.empty((results, case.head.value_dim), np.float32, "partial")
     partial_ml = device.empty((results, 2), np.float32, "partial_ml")
     on_device = device.upload(sequences), device.upload(batch.query_start)
@@ -47,17 +60,18 @@ def prefill(
         *on_device,
         device.upload(batch.context_len),
         None if batch.seen_ends is None else device.upload(batch.seen_ends, "seen_ends"),
-        *(sinks, out, out_f16, partial, partial_ml, splits, split_tokens or 0),
+        *(sinks, out, out_f16, partial, partial_ml, split_tiles, splits, split_tokens or 0),
         *(batch.block_table.shape[1], case.heads, case.kv_heads),
         *(case.window or 0, case.scale, case.softcap or 0.0),
-        grid=(tiles * splits, case.kv_heads * cuts, len(sequences)),
+        grid=(len(sequences) * case.kv_heads * cuts, tiles + split_tiles * (splits - 1)),
         block=THREADS,
     )
     if split_tokens is not None:
         device.launch(
             "rf_attention_prefill_reduce",
-            *(partial, partial_ml, *on_device, sinks, out, out_f16, splits, case.head.value_dim),
-            grid=(case.heads, int(lengths.max()), len(sequences)),
+            *(partial, partial_ml, *on_device, sinks, out, out_f16, split_tiles, splits),
+            *(case.kv_heads, case.head.value_dim),
+            grid=(case.heads, min(of_tiles, int(lengths.max())), len(sequences)),
             block=-(-case.head.value_dim // 64) * 64,
         )
     result = out.get()
@@ -72,13 +86,15 @@ def assert_right(
     int8: bool = False,
     packed: bool = False,
     split_tokens: int | None = None,
+    split_tiles: int | None = None,
 ) -> None:
     batch = PagedBatch(case, int8, packed=packed)
     expected = batch.expected()
     for sequence in batch.sequences_with([1]):
         expected[batch.query_start[sequence]] = np.nan  # decode's rows stay poison
     # The weights are rounded to float16 for the second product.
-    check(prefill(device, batch, split_tokens), expected, rtol=2e-3, atol=2e-3)
+    actual = prefill(device, batch, split_tokens, split_tiles)
+    check(actual, expected, rtol=2e-3, atol=2e-3)
 
 
 @pytest.mark.parametrize("int8", [False, True], ids=["f16", "int8"])
@@ -187,6 +203,23 @@ def test_splits_of_the_smallest_and_the_largest_heads(device: Device, head_dim: 
     assert_right(device, AttentionCase(((150, 5),), head_dim=head_dim, group=2), split_tokens=64)
 
 
+@pytest.mark.parametrize("split_tiles", [1, 2, 5])
+def test_splits_of_some_tiles(either: Device, split_tiles: int) -> None:
+    """Of seven tiles, of two, one of which is not full, of one, and of a row that is no chunk.
+
+    The second tile begins within a token.
+    """
+    case = AttentionCase(((300, 280), (90, 70), (200, 9), (40, 1)), kv_heads=2, group=3)
+    assert_right(either, case, split_tokens=64, split_tiles=split_tiles)
+
+
+def test_splits_of_some_tiles_of_large_heads_with_windows_and_images(either: Device) -> None:
+    case = AttentionCase(
+        ((300, 280),), head_dim=256, group=2, window=100, images=(range(130, 290),)
+    )
+    assert_right(either, case, split_tokens=64, split_tiles=3)
+
+
 def test_splits_with_sinks_windows_and_caps(device: Device) -> None:
     """The windows of the last rows begin behind the first split."""
     case = AttentionCase(((200, 90),), group=3, window=70, softcap=9.0, sinks=(1.0, 7.0, -2.0))
@@ -271,7 +304,5 @@ def test_warpgroups(
     head_dim: int,
 ) -> None:
     """Prefill on the matrix instructions of Hopper GPUs."""
-    if split_tokens is not None and head_dim > MAX_SPLIT_DIM:
-        pytest.skip("such heads are not split")
     case = AttentionCase(sequences, head_dim=head_dim, **fields)
     assert_right(hopper, case, split_tokens=split_tokens)

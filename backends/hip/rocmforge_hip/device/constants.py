@@ -52,8 +52,10 @@ MERGE_SUMS: Final = 4
 """To which the splits of decode attention are added: threads for four elements of their result."""
 MAX_SINK_DIM: Final = 128
 """Elements of the values of the largest head that may have a sink."""
-MAX_SPLIT_DIM: Final = 128
+MAX_SPLIT_DIM: Final = 256
 """Elements of the largest head whose keys may be split among blocks when it has several queries."""
+MAX_SCALED_SPLIT_DIM: Final = 128
+"""The same, where the cache has scales."""
 NARROW_HEAD_DIM: Final = 256
 """Elements of a head above which another kernel rotates and stores it."""
 STATE_CHUNK: Final = 64
@@ -103,6 +105,7 @@ IN_HEADERS: Final = MappingProxyType(
         "kTeamRows": TEAM_ROWS,
         "kMaxSinkDim": MAX_SINK_DIM,
         "kMaxSplitDim": MAX_SPLIT_DIM,
+        "kMaxScaledSplitDim": MAX_SCALED_SPLIT_DIM,
         "kNarrowHeadDim": NARROW_HEAD_DIM,
         "kStateChunk": STATE_CHUNK,
         "kStateChunkDim": STATE_CHUNK_DIM,

@@ -125,6 +125,7 @@ def rf_attention_prefill(
     out: FloatForms,
     partial: Pointer | None,
     partial_ml: Pointer | None,
+    split_tiles: I32,
     splits: I32,
     split_tokens: I32,
     blocks_per_sequence: I32,
@@ -145,7 +146,9 @@ def rf_attention_prefill_reduce(
     query_start: Pointer,
     sinks: Pointer | None,
     out: FloatForms,
+    split_tiles: I32,
     splits: I32,
+    kv_heads: I32,
     value_dim: I32,
 ) -> None:
     """Puts the splits of `rf_attention_prefill` together."""

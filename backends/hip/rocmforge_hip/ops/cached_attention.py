@@ -16,6 +16,7 @@ from rocmforge_hip.device.constants import (
     ATTENTION_ROWS,
     ATTENTION_VALUES,
     BLOCK_TOKENS,
+    MAX_SCALED_SPLIT_DIM,
     MAX_SPLIT_DIM,
     MERGE_SUMS,
     NARROW_HEAD_DIM,
@@ -31,6 +32,7 @@ from rocmforge_hip.ops.activations import Activation, ActivationArrays
 from rocmforge_hip.ops.geometry import Geometry, whole_waves
 from rocmforge_hip.ops.linear.products import LinearKernels
 from rocmforge_hip.ops.operands import empty, f16_of, f32_of, optional_vector
+from rocmforge_hip.ops.prefill_splits import PrefillTiles
 from rocmforge_hip.ops.step.device_step import DeviceStep
 from rocmforge_hip.weights.formats import Weight, ceil_div
 
@@ -182,8 +184,9 @@ class _LayerKernels:
             f"rf_attention_prefill_{cache}_{head.name}", kernels.rf_attention_prefill
         )
         # Of splits; 0 if the keys cannot be split.
+        most_split = MAX_SPLIT_DIM if cache == "f16" else MAX_SCALED_SPLIT_DIM
         self.prefills_at_once: Final = (
-            self.prefill.blocks_at_once(_THREADS) if largest <= MAX_SPLIT_DIM else 0
+            self.prefill.blocks_at_once(_THREADS) if largest <= most_split else 0
         )
 
 
@@ -520,20 +523,22 @@ class CachedAttention:
         cache, own = self.caches[spec.layer], self._kernels[spec.layer]
         values, value_scale = cache.of_values
         group = layer.num_heads // own.kv_heads
-        tiles = ceil_div(shape.longest_prefill * group, ATTENTION_ROWS)
         head_blocks = own.kv_heads * ceil_div(layer.value_dim, ATTENTION_VALUES)
         context = shape.blocks * BLOCK_TOKENS
         if spec.window is not None:  # splits begin with a tile that the first new token sees
             context = min(context, spec.window + shape.longest_prefill + ATTENTION_ROWS)
-        split = self._geometry.prefill_splits(
-            context,
-            tiles * head_blocks * shape.prefills,
-            shape.tokens * layer.num_heads,
-            own.prefills_at_once,
+        rows = [tokens * group for tokens in shape.tokens_of_prefills]
+        tiles = PrefillTiles(
+            context=context,
+            of_sequences=tuple(ceil_div(each, ATTENTION_ROWS) for each in rows),
+            kv_heads=own.kv_heads,
+            group=group,
         )
+        split = self._geometry.prefill_splits(tiles, own.prefills_at_once)
+        parts = max(tiles.of_sequences) + split.tiles * (split.count - 1)
         partial, partial_ml = self._arena.attention_partial, self._arena.attention_partial_ml
         own.prefill.launch(
-            (tiles * split.count, head_blocks, shape.prefills),
+            (shape.prefills * head_blocks, parts, 1),
             _THREADS,
             q=q,
             k_cache=cache.keys,
@@ -549,6 +554,7 @@ class CachedAttention:
             out=out,
             partial=partial,
             partial_ml=partial_ml,
+            split_tiles=split.tiles,
             splits=split.count,
             split_tokens=split.tokens,
             blocks_per_sequence=shape.blocks,
@@ -558,11 +564,18 @@ class CachedAttention:
             scale=spec.scale,
             softcap=spec.softcap or 0.0,
         )
-        if split.count > 1:
+        if split.tiles:
             assert partial is not None
             assert partial_ml is not None
+            results = split.count * tiles.results(split.tiles)
+            assert results <= partial_ml.shape[0]
+            assert results * layer.value_dim <= partial.shape[0]
             self._reduce_prefills.launch(
-                (layer.num_heads, shape.longest_prefill, shape.prefills),
+                (
+                    layer.num_heads,
+                    min(tiles.tokens(split.tiles), shape.longest_prefill),
+                    shape.prefills,
+                ),
                 whole_waves(layer.value_dim // 4 * MERGE_SUMS),
                 partial=partial,
                 partial_ml=partial_ml,
@@ -570,7 +583,9 @@ class CachedAttention:
                 query_start=inputs.query_start,
                 sinks=sinks,
                 out=out,
+                split_tiles=split.tiles,
                 splits=split.count,
+                kv_heads=own.kv_heads,
                 value_dim=layer.value_dim,
             )
 

@@ -24,6 +24,7 @@ from rocmforge_hip.device.constants import (
 )
 from rocmforge_hip.device.driver import DeviceProperties
 from rocmforge_hip.device.memory import ArraySpec, spec
+from rocmforge_hip.ops.prefill_splits import PrefillSplit, PrefillTiles, best_split
 from rocmforge_hip.weights.formats import ceil_div, round_up
 
 MAX_GEMV_ROWS: Final = 8
@@ -59,9 +60,6 @@ _LEAST_ROUTE_FEATURES: Final = 64  # of a part
 _LEAST_WIDE_ROWS: Final = 257  # of a GEMM; fewer are one block of so many
 _WIDE_STEP: Final = 2  # quant blocks that they multiply at once
 _LEAST_WIDE_QUANT_BLOCKS: Final = 32  # of a split, as a block's end takes as long as a dozen
-KEY_TILE: Final = 64
-"""Keys of the largest tile that attention takes from the cache: `attention_keys` in
-online_softmax.h, and kKeys in attention_warpgroup.h."""
 MATRIX_QUANT_BLOCKS: Final = 8
 """The least quant blocks in a row that int8 matrix instructions multiply."""
 
@@ -174,24 +172,16 @@ class Geometry:
         tokens = round_up(ceil_div(context, room - 1), SPLIT_ROUND)
         return AttentionSplit(tokens, ceil_div(context, tokens) + 1)
 
-    def prefill_splits(
-        self, context: int, blocks: int, rows: int, blocks_per_cu: int
-    ) -> AttentionSplit:
-        """Splits that fill the device where the queries of a step alone leave it idle.
+    def prefill_splits(self, tiles: PrefillTiles, blocks_per_cu: int) -> PrefillSplit:
+        """Returns which of a prompt's tiles have their keys split, so that the device is not idle.
 
         Args:
-            context: Tokens of the longest sequence that its new ones see.
-            blocks: Thread blocks of a split.
-            rows: Results of a split: tokens of the step times heads.
+            tiles: Of the step.
             blocks_per_cu: Thread blocks that a compute unit runs at once; 0 = no splits.
         """
-        per_cu = min(blocks_per_cu, _PREFILL_BLOCKS_PER_CU)
-        wanted = min(per_cu * self.compute_units // blocks, self.prefill_results() // rows)
+        at_once = min(blocks_per_cu, _PREFILL_BLOCKS_PER_CU) * self.compute_units
         least = self.least_prefill_split or _MIN_PREFILL_SPLIT
-        if wanted < 2 or context < 2 * least:
-            return AttentionSplit(context, 1)
-        tokens = round_up(max(ceil_div(context, wanted), least), KEY_TILE)
-        return AttentionSplit(tokens, ceil_div(context, tokens))
+        return best_split(tiles, at_once, self.prefill_results(), least)
 
     def prefill_results(self) -> int:
         """Returns how many results splits of prefills may have together: of a head of a token."""

@@ -166,6 +166,7 @@ def exact_shape(
     """Returns the shape without padding, of a step that is not a graph's."""
     lengths = step.new_tokens
     decodes = int((lengths == 1).sum())
+    prefills = lengths[lengths > 1].tolist()
     return StepShape(
         tokens=step.num_tokens,
         sequences=step.num_sequences,
@@ -173,8 +174,9 @@ def exact_shape(
         # Without columns, there is no cache.
         blocks=ceil_div(int(step.context_len.max()), BLOCK_TOKENS) if step.block_table.size else 0,
         decodes=decodes,
-        prefills=int((lengths > 1).sum()),
+        prefills=len(prefills),
         longest_prefill=int(lengths.max()),
+        prefill_tokens=tuple(prefills) if len(prefills) > 1 else (),
         state_launches=in_turn(step)[1] if len(step.state_reads) else (),
         lora_tiles=len(tile_rows(step.token_adapters)[0]) if len(step.adapters) else 0,
         sums=len(step.hidden_ranges),

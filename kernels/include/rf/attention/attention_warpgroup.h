@@ -32,18 +32,16 @@ class WarpgroupAttention {
                                              const Cache<const half, const float>& cache,
                                              const PrefillSplits& splits, float* out_f32,
                                              half* out_f16, Lds& lds) {
-    const int sequence = in.sequences[blockIdx.z];
+    const PrefillPart own = PrefillPart::own(splits, cache.kv_heads);
+    const int sequence = in.sequences[own.number];
     const int query_start = in.query_start[sequence];
     const int tokens = in.query_start[sequence + 1] - query_start;
     const int context = in.context_len[sequence];
     const int group = in.heads / cache.kv_heads;
     const int rows = tokens * group;
-    // The last rows see most keys: they come first.
-    const int count = splits.count;
-    const int split = static_cast<int>(blockIdx.x) % count;
-    const int block_row = static_cast<int>((gridDim.x - 1 - blockIdx.x) / count) * kAttentionRows;
+    const int count = own.count, split = own.split, block_row = own.first_row;
     if (block_row >= rows) return;
-    const int kv_head = static_cast<int>(blockIdx.y);
+    const int kv_head = own.columns;
 
     const int first_row = block_row + warpgroup::own_index() * 64;  // of the four waves
     const int wave_row = block_row + wave_id() * kTile;
@@ -60,6 +58,14 @@ class WarpgroupAttention {
                                const int64_t token = query_start + row / group;
                                return token * in.heads + kv_head * group + row % group;
                              };
+    const auto result_of =
+        [&](int row) __attribute__((always_inline)) {  // the same, or of what is split
+          if (count == 1) return head_of(row);
+          const int64_t token =
+              static_cast<int64_t>(own.number) * splits.tokens_of(group) + row / group;
+          const int head = kv_head * group + row % group;
+          return (token * in.heads + head) * count + split;
+        };
     const auto row_of = [&](int r) __attribute__((always_inline)) {
       return wave_row + lane_id() / 4 + 8 * r;
     };
@@ -254,7 +260,7 @@ class WarpgroupAttention {
       total[r] += shfl_xor<2>(total[r]);
       const int row = row_of(r);
       if (row >= rows) continue;
-      const int64_t result = head_of(row) * count + split;
+      const int64_t result = result_of(row);
       const float scaled = highest[r] * factor;
       float inverse = 1.0f;
       if (count == 1) {

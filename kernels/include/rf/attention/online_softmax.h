@@ -4,16 +4,17 @@
 
 #include "rf/attention/attention.h"
 #include "rf/attention/cache_tiles.h"
+#include "rf/attention/prefill.h"
 #include "rf/wave.h"
 
 namespace rf {
 
-inline constexpr int kAttentionRows = 128;    // query rows of a block
 inline constexpr int kAttentionValues = 256;  // elements of values whose results a block has
-// Elements of the largest heads that may have a sink, and whose keys may be split among blocks:
-// larger ones use all registers of some GPUs.
+// Elements of the largest heads that may have a sink, and whose keys may be split among blocks, in
+// caches of halves and with scales: larger ones use all registers of some GPUs.
 inline constexpr int kMaxSinkDim = 128;
-inline constexpr int kMaxSplitDim = 128;
+inline constexpr int kMaxSplitDim = 256;
+inline constexpr int kMaxScaledSplitDim = 128;
 inline constexpr int kAttentionWaves = kPrefillThreads / kWave;
 inline constexpr int kWaveTiles = kAttentionRows / kTile / kAttentionWaves;  // of 16 query rows
 

@@ -10,6 +10,7 @@
 #include "rf/experts/grouped_rows.h"
 #include "rf/experts/tile_shares.h"
 #include "rf/gemm/few_rows_product.h"
+#include "rf/hidden.h"
 
 namespace rf {
 
@@ -30,14 +31,6 @@ __device__ __forceinline__ bool begin_share(GemmArguments& arguments, const Grou
   const int most_parts = (stored_rows + kExpertsGemmColumns - 1) / kExpertsGemmColumns;
   share = share_of(block, tiles, multiprocessors, most_parts);
   return share.tile < tiles && begin_group(arguments, groups, share.tile);
-}
-
-// The same number: what follows from it is computed where it is needed, and waits in no registers.
-__device__ __forceinline__ int hidden(int value) {
-#if RF_NVIDIA
-  asm volatile("" : "+r"(value));
-#endif
-  return value;
 }
 
 // Zero, in a register of each lane. The assembler does not know that, nor that lanes have the same:

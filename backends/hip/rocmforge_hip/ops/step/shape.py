@@ -38,6 +38,7 @@ class StepShape:
     decodes: int  # sequences with one new token
     prefills: int  # sequences with several
     longest_prefill: int  # new tokens of the longest of those
+    prefill_tokens: tuple[int, ...] = ()  # of each of several, if they are not all as many
     # Of a model with states, in their order; the sequences are numbered by `in_turn`.
     state_launches: tuple[StateLaunch, ...] = ()
     # Where each token of a step that checks drafts is a sequence of its own (`run/checked_drafts`),
@@ -56,6 +57,11 @@ class StepShape:
     reads_ends: bool = False  # logits are of no other tokens than the last of a sequence
     reads_all: bool = False  # logits are of all tokens, in their order
     predictor: PredictorUse = PredictorUse.NONE
+
+    @property
+    def tokens_of_prefills(self) -> tuple[int, ...]:
+        """The new tokens of each sequence that has several."""
+        return self.prefill_tokens or (self.longest_prefill,) * self.prefills
 
 
 def reads_ends(step: StepInput) -> bool:
