@@ -31,8 +31,8 @@ from rocmforge_hip.load.memory_budget import (
     cache_type,
     make_plan,
 )
+from rocmforge_hip.ops.attention.prefill_splits import KEY_TILE
 from rocmforge_hip.ops.geometry import GemmShape, Geometry
-from rocmforge_hip.ops.prefill_splits import KEY_TILE
 from rocmforge_hip.weights.placement import PlannedPart, plan_weights, storages, weight_bytes
 from tests.data.models.text import tiny_encoders
 from tests.data.models.text.model_files import write_model

@@ -26,9 +26,9 @@ from rocmforge_hip.device.memory import ArraySpec, spec
 from rocmforge_hip.device.records import mapped, total_bytes
 from rocmforge_hip.load.activation_plan import plan_activations
 from rocmforge_hip.ops.activations import ActivationArrays, StepLimits
-from rocmforge_hip.ops.cached_attention import LayerCache, stored_type
+from rocmforge_hip.ops.attention.cached import LayerCache, stored_type
+from rocmforge_hip.ops.attention.prefill_splits import KEY_TILE
 from rocmforge_hip.ops.geometry import Geometry
-from rocmforge_hip.ops.prefill_splits import KEY_TILE
 from rocmforge_hip.ops.step.layout import StepLayout
 from rocmforge_hip.ops.step.needs import ListSizes
 from rocmforge_hip.ops.step.processor_arrays import UseSizes

@@ -24,9 +24,9 @@ from rocmforge_hip.device.records import allocate, mapped
 from rocmforge_hip.jit.compiler import NO_KERNELS, ProcessorKernels
 from rocmforge_hip.load.memory_budget import MemoryPlan, cache_arrays
 from rocmforge_hip.ops.activations import ActivationArrays
-from rocmforge_hip.ops.cached_attention import DeviceRopeTable, LayerCache
+from rocmforge_hip.ops.attention.cached import DeviceRopeTable, LayerCache
+from rocmforge_hip.ops.attention.full import UnturnedRows
 from rocmforge_hip.ops.collective import Communicator
-from rocmforge_hip.ops.full_attention import UnturnedRows
 from rocmforge_hip.ops.geometry import Geometry
 from rocmforge_hip.ops.lora import DeviceAdapters
 from rocmforge_hip.ops.model_ops import HipOps

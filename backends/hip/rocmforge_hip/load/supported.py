@@ -13,7 +13,7 @@ from rocmforge.models.layer_config import ConvolutionConfig, DeltaConfig, LayerC
 from rocmforge.models.lora import Adapter
 from rocmforge_hip.device.constants import MAX_SINK_DIM, MOST_EXPERTS
 from rocmforge_hip.device.heads import CACHED_HEADS, HeadSize
-from rocmforge_hip.ops.full_attention import ROPE_MULTIPLE
+from rocmforge_hip.ops.attention.full import ROPE_MULTIPLE
 from rocmforge_hip.ops.norms import MAX_NORM_DIM
 from rocmforge_hip.ops.recurrent.kernels import CHANNEL_MULTIPLE, MAX_STATE_DIM, MAX_WIDTH
 

@@ -24,7 +24,6 @@ from rocmforge_hip.device.constants import (
 )
 from rocmforge_hip.device.driver import DeviceProperties
 from rocmforge_hip.device.memory import ArraySpec, spec
-from rocmforge_hip.ops.prefill_splits import PrefillSplit, PrefillTiles, best_split
 from rocmforge_hip.weights.formats import ceil_div, round_up
 
 MAX_GEMV_ROWS: Final = 8
@@ -172,16 +171,14 @@ class Geometry:
         tokens = round_up(ceil_div(context, room - 1), SPLIT_ROUND)
         return AttentionSplit(tokens, ceil_div(context, tokens) + 1)
 
-    def prefill_splits(self, tiles: PrefillTiles, blocks_per_cu: int) -> PrefillSplit:
-        """Returns which of a prompt's tiles have their keys split, so that the device is not idle.
+    def prefills_at_once(self, blocks_per_cu: int) -> int:
+        """Returns how many blocks of prefills run at once if a compute unit has so many."""
+        return min(blocks_per_cu, _PREFILL_BLOCKS_PER_CU) * self.compute_units
 
-        Args:
-            tiles: Of the step.
-            blocks_per_cu: Thread blocks that a compute unit runs at once; 0 = no splits.
-        """
-        at_once = min(blocks_per_cu, _PREFILL_BLOCKS_PER_CU) * self.compute_units
-        least = self.least_prefill_split or _MIN_PREFILL_SPLIT
-        return best_split(tiles, at_once, self.prefill_results(), least)
+    @property
+    def least_prefill_keys(self) -> int:
+        """The least keys of a split of a prompt."""
+        return self.least_prefill_split or _MIN_PREFILL_SPLIT
 
     def prefill_results(self) -> int:
         """Returns how many results splits of prefills may have together: of a head of a token."""

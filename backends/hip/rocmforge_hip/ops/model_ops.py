@@ -22,10 +22,10 @@ from rocmforge.models.layer_config import ExpertsConfig, LayerConfig
 from rocmforge_hip.device.constants import BLOCK_TOKENS, QUANT_BLOCK
 from rocmforge_hip.device.memory import DeviceArray
 from rocmforge_hip.ops.activations import Activation, Forms
-from rocmforge_hip.ops.cached_attention import CachedAttention, LayerCache
+from rocmforge_hip.ops.attention.cached import CachedAttention, LayerCache
+from rocmforge_hip.ops.attention.full import FullAttention
 from rocmforge_hip.ops.expert_layers import ExpertKernels, ExpertLayers
 from rocmforge_hip.ops.experts.latent import LatentKernels
-from rocmforge_hip.ops.full_attention import FullAttention
 from rocmforge_hip.ops.linear.bounds import BoundedProducts
 from rocmforge_hip.ops.linear.later import is_norm_later
 from rocmforge_hip.ops.linear.products import GATES, LinearKernels

@@ -9,8 +9,8 @@ from rocmforge.models.config import ModelConfig
 from rocmforge_hip.device.library import KernelLibrary
 from rocmforge_hip.device.memory import DeviceArray
 from rocmforge_hip.ops.activations import ActivationArrays
-from rocmforge_hip.ops.cached_attention import DeviceRopeTable, LayerCache
-from rocmforge_hip.ops.full_attention import UnturnedRows
+from rocmforge_hip.ops.attention.cached import DeviceRopeTable, LayerCache
+from rocmforge_hip.ops.attention.full import UnturnedRows
 from rocmforge_hip.ops.geometry import Geometry
 from rocmforge_hip.ops.lora import DeviceAdapters
 from rocmforge_hip.weights.formats import Matrix, Weight

@@ -12,7 +12,7 @@ from rocmforge.backend.arrays import Int32Array
 from rocmforge.backend.step import StepInput
 from rocmforge.models.rope import AxisRotation
 from rocmforge_hip.device.opening import Device
-from rocmforge_hip.ops.cached_attention import DeviceRopeTable
+from rocmforge_hip.ops.attention.cached import DeviceRopeTable
 from rocmforge_hip.run.embeddings import RowStaging
 from rocmforge_hip.run.pipeline import Lane
 

@@ -18,7 +18,7 @@ from rocmforge.models.weights import present, walk
 from rocmforge_hip.device.constants import BLOCK_TOKENS
 from rocmforge_hip.device.driver import Driver
 from rocmforge_hip.device.memory import DeviceArray
-from rocmforge_hip.ops.cached_attention import reads_in_teams
+from rocmforge_hip.ops.attention.cached import reads_in_teams
 from rocmforge_hip.weights.placement import Planned, PlannedMatrix, PlannedPart, stored_bytes
 from rocmforge_hip.weights.seats import table_bytes
 

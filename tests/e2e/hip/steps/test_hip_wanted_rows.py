@@ -14,7 +14,7 @@ from rocmforge.backend.step import StepOutput
 from rocmforge.models.weights import present
 from rocmforge_hip.device.constants import BLOCK_TOKENS
 from rocmforge_hip.ops.activations import Activation
-from rocmforge_hip.ops.cached_attention import CachedAttention
+from rocmforge_hip.ops.attention.cached import CachedAttention
 from rocmforge_hip.ops.geometry import AttentionSplit, Geometry
 from rocmforge_hip.ops.model_ops import HipOps
 from rocmforge_hip.ops.step.device_step import DeviceStep

@@ -20,7 +20,7 @@ from rocmforge_hip.device.library import KernelLibrary
 from rocmforge_hip.device.memory import DeviceArray
 from rocmforge_hip.kernels import latent as kernels
 from rocmforge_hip.ops.activations import GROUPED_HEADS, Activation, ActivationArrays
-from rocmforge_hip.ops.cached_attention import DeviceRopeTable, LayerCache
+from rocmforge_hip.ops.attention.cached import DeviceRopeTable, LayerCache
 from rocmforge_hip.ops.experts.grouped_products import GroupedProducts
 from rocmforge_hip.ops.experts.pairs import down_kernels
 from rocmforge_hip.ops.geometry import Geometry

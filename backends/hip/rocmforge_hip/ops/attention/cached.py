@@ -29,10 +29,10 @@ from rocmforge_hip.device.library import KernelLibrary
 from rocmforge_hip.device.memory import ArraySpec, DeviceArray
 from rocmforge_hip.kernels import attention as kernels
 from rocmforge_hip.ops.activations import Activation, ActivationArrays
+from rocmforge_hip.ops.attention.prefill_splits import PrefillTiles, best_split
 from rocmforge_hip.ops.geometry import Geometry, whole_waves
 from rocmforge_hip.ops.linear.products import LinearKernels
 from rocmforge_hip.ops.operands import empty, f16_of, f32_of, optional_vector
-from rocmforge_hip.ops.prefill_splits import PrefillTiles
 from rocmforge_hip.ops.step.device_step import DeviceStep
 from rocmforge_hip.weights.formats import Weight, ceil_div
 
@@ -183,9 +183,9 @@ class _LayerKernels:
         self.prefill: Final = library.kernel(
             f"rf_attention_prefill_{cache}_{head.name}", kernels.rf_attention_prefill
         )
-        # Of splits; 0 if the keys cannot be split.
+        # Blocks of prefills that a compute unit runs at once; 0 if keys cannot be split.
         most_split = MAX_SPLIT_DIM if cache == "f16" else MAX_SCALED_SPLIT_DIM
-        self.prefills_at_once: Final = (
+        self.prefills_per_cu: Final = (
             self.prefill.blocks_at_once(_THREADS) if largest <= most_split else 0
         )
 
@@ -534,7 +534,12 @@ class CachedAttention:
             kv_heads=own.kv_heads,
             group=group,
         )
-        split = self._geometry.prefill_splits(tiles, own.prefills_at_once)
+        split = best_split(
+            tiles,
+            self._geometry.prefills_at_once(own.prefills_per_cu),
+            self._geometry.prefill_results(),
+            self._geometry.least_prefill_keys,
+        )
         parts = max(tiles.of_sequences) + split.tiles * (split.count - 1)
         partial, partial_ml = self._arena.attention_partial, self._arena.attention_partial_ml
         own.prefill.launch(

@@ -18,7 +18,7 @@ from rocmforge_hip.device.library import KernelLibrary
 from rocmforge_hip.device.memory import DeviceArray
 from rocmforge_hip.kernels import attention as kernels
 from rocmforge_hip.ops.activations import Activation
-from rocmforge_hip.ops.cached_attention import DeviceRopeTable
+from rocmforge_hip.ops.attention.cached import DeviceRopeTable
 from rocmforge_hip.ops.operands import f16_of, optional_vector
 from rocmforge_hip.ops.step.device_step import DeviceStep
 from rocmforge_hip.weights.formats import Weight, ceil_div

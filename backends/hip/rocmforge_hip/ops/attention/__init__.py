@@ -1,0 +1,1 @@
+"""Attention as launches of kernels: over the paged cache, and to all of a prompt."""
