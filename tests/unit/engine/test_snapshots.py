@@ -136,6 +136,19 @@ def test_a_turn_takes_one_step_and_leaves_its_snapshots_on_the_way(
     assert cached(bench, ask(3, [*system, *words(5, 9)], 1)) == [8]
 
 
+def test_a_prompt_is_not_cut_for_a_snapshot_that_has_no_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The only slot has one that saves more tokens than where the two prompts part."""
+    bench = Bench(config(1), FOUR)
+    first = words(1, 200)
+    cached(bench, ask(0, first, 1))
+    steps = parts(bench, monkeypatch)
+    assert cached(bench, ask(1, [*first[:24], *words(2, 6)], 1)) == [0]
+    assert steps == [[(0, 30)]]
+    assert cached(bench, ask(2, [*first, *words(3, 6)], 1)) == [196]
+
+
 def test_a_step_has_no_more_parts_than_sequences_may_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from math import inf
 from typing import Final
 
 from rocmforge.backend.step import NO_SLOT
@@ -103,19 +102,27 @@ class Snapshots:
             self._dropped.remove(snapshot)
             self._slots.release(snapshot.slot)
 
+    def has_room(self, gain: int) -> bool:
+        """Returns whether `take_tail` would find a slot."""
+        return not self._is_full or self._worst_below(gain) is not None
+
     def take_tail(self, gain: int) -> int:
         """Returns a slot for states that would save `gain` tokens; NO_SLOT if none is free for it.
 
         It is a tail until `keep` or `give_back`.
         """
-        if len(self._found) + len(self._dropped) + self._num_tails >= self.most:
-            worth, worst = self._worst()
-            if worst is None or worth >= gain:
+        if self._is_full:
+            worst = self._worst_below(gain)
+            if worst is None:
                 return NO_SLOT
             self._let_go(worst)
             self._totals.state_snapshots_evicted += 1
         self._num_tails += 1
         return self._slots.take()
+
+    @property
+    def _is_full(self) -> bool:
+        return len(self._found) + len(self._dropped) + self._num_tails >= self.most
 
     def give_back(self, slot: int) -> None:
         """Takes back the slot of a tail."""
@@ -196,10 +203,13 @@ class Snapshots:
         else:
             self._slots.release(snapshot.slot)
 
-    def _worst(self) -> tuple[float, Snapshot | None]:
-        """Returns the snapshot that is worth least of those that nobody is about to read."""
+    def _worst_below(self, gain: int) -> Snapshot | None:
+        """Returns the snapshot that is worth least, and less than `gain` tokens.
+
+        Those that somebody is about to read are not asked about.
+        """
         children = Counter(last_kept(each.parent) for each in self._found.values())
-        least, worst = inf, None
+        least, worst = float(gain), None
         for snapshot in self._found.values():
             if snapshot.readers or snapshot in self._coming:
                 continue
@@ -208,7 +218,7 @@ class Snapshots:
                 worth *= _IN_THE_MIDDLE
             if worth < least:
                 least, worst = worth, snapshot
-        return least, worst
+        return worst
 
     def _worth(self, snapshot: Snapshot) -> float:
         """Returns the tokens that it saves, by its age; one without its block is of no use now."""

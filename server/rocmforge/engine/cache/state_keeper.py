@@ -125,17 +125,28 @@ class StateKeeper:
     def cut(self, seq: Sequence, count: int) -> int:
         """Returns how many of the next `count` tokens to compute in one step.
 
-        They end at the next point, or at the end of a block if that is possible.
+        They end at the next point whose snapshot is worth a slot, or at the end of a block if that
+        is possible.
         """
         states = seq.states
         if states is None or not self._snapshots.most or count <= 0:
             return count
         start, end = seq.num_computed, seq.num_computed + count
-        ahead = [point for point in states.points if start < point <= end]
-        if ahead:
-            return min(ahead) - start
+        for point in sorted(states.points):
+            if start < point <= end and self._may_leave(states, point):
+                return point - start
         whole = end - end % self._block_size
         return whole - start if count < seq.num_new and whole > start else count
+
+    def _may_leave(self, states: SequenceStates, end: int) -> bool:
+        """Returns whether there is a slot for the states at the end of a block."""
+        return states.tail != NO_SLOT or self._snapshots.has_room(self._gain(states, end))
+
+    @staticmethod
+    def _gain(states: SequenceStates, end: int) -> int:
+        """Returns the tokens that a snapshot there would save."""
+        states.base = last_kept(states.base)
+        return end - (0 if states.base is None else states.base.end)
 
     def advance(self, seq: Sequence) -> None:
         """Takes in that the step that is being scheduled computes a sequence up to its end."""
@@ -184,9 +195,7 @@ class StateKeeper:
         if seq.num_computed % self._block_size or not self._snapshots.most:
             return
         if states.tail == NO_SLOT:
-            states.base = last_kept(states.base)
-            base = 0 if states.base is None else states.base.end
-            states.tail = self._snapshots.take_tail(seq.num_computed - base)
+            states.tail = self._snapshots.take_tail(self._gain(states, seq.num_computed))
         if states.tail == NO_SLOT:
             return
         # The step before may still read the tail: steps run in order.
