@@ -154,9 +154,9 @@ def measure_prefill(watch: Stopwatch, layer: Layer, tokens: int) -> Measurement:
         device.enqueue(
             f"rf_attention_prefill_{shape.kind}_d{shape.head_dim}",
             *(q, *layer.cache, layer.table, ids, starts, layer.contexts, None, None, None, out),
-            *(None, None, 1, 0, layer.blocks, shape.heads, shape.kv_heads),
+            *(None, None, 0, 1, 0, layer.blocks, shape.heads, shape.kv_heads),
             *(0, shape.head_dim**-0.5, 0.0),
-            grid=(-(-tokens * shape.group // PREFILL_ROWS), shape.kv_heads, 1),
+            grid=(shape.kv_heads, -(-tokens * shape.group // PREFILL_ROWS), 1),
             block=THREADS,
             stream=watch.stream,
         )

@@ -48,7 +48,7 @@ __device__ __forceinline__ void rope_new_token(const NewTokens& fresh, const Cac
 template <HeadNorms kNorms, class Stored, int kKeyDim, int kValueDim, int kGroup,
           bool kValuesInKeys>
 __device__ __forceinline__ void attention_decode(const DecodeInput& in, const Cache<Stored>& cache,
-                                                 const DecodeOutput& given) {
+                                                 const DecodeOutput& out) {
   // Rows of latent vectors are stored by kernels of their own.
   constexpr bool kMayRope = !kValuesInKeys;
 
@@ -78,9 +78,9 @@ __device__ __forceinline__ void attention_decode(const DecodeInput& in, const Ca
   const int heads = min(kGroup, group - first_head);
   // Where results go waits in LDS, where the scalar registers are needed in the meantime.
   constexpr bool kWaits = kNorms == HeadNorms::kJoint || kKeyDim > kNarrowHeadDim;
-  __shared__ DecodeOutput waiting;
-  if (kWaits && threadIdx.x == 0) waiting = given;
-  const DecodeOutput& out = kWaits ? waiting : given;
+  __shared__ ActOutput waiting;
+  if (kWaits && threadIdx.x == 0) waiting = out.attended;
+  const ActOutput& attended = kWaits ? waiting : out.attended;
 
   const int wave = uniform(wave_id());
   const int last = context - 1;
@@ -227,7 +227,7 @@ __device__ __forceinline__ void attention_decode(const DecodeInput& in, const Ca
       const int i = from + k * kRound + 4 * static_cast<int>(threadIdx.x);
       const bool valid = i < kElements && heads_of[k] < heads;
       if (range.only) {
-        out.attended.store(query_row() * kValueDim + i, sums[k] * (1.0f / softmax[k].total), valid);
+        attended.store(query_row() * kValueDim + i, sums[k] * (1.0f / softmax[k].total), valid);
       } else if (valid) {
         splits.store(heads_of[k], blockIdx.y, i % kValueDim, sums[k], softmax[k]);
       }
@@ -238,7 +238,7 @@ __device__ __forceinline__ void attention_decode(const DecodeInput& in, const Ca
   if (!is_last_block(out.arrived + blockIdx.z * gridDim.x + blockIdx.x, used)) return;
   __shared__ MaxSum merged[kGroup];
   merge_splits<kDecodeThreads, kGroup>(splits, used, heads, sinks, query_row() * kValueDim,
-                                       out.attended, merged);
+                                       attended, merged);
 }
 
 }  // namespace rf
