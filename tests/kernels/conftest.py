@@ -53,3 +53,10 @@ def hopper(_session_hopper: Device) -> Iterator[Device]:
         pytest.skip("this device has no matrix instructions of warpgroups")
     yield _session_hopper
     _session_hopper.release()
+
+
+@pytest.fixture(params=["device", "hopper"])
+def either(request: pytest.FixtureRequest) -> Device:
+    """The device, and what stands for a Hopper GPU, whose kernels are partly others."""
+    device: Device = request.getfixturevalue(request.param)
+    return device

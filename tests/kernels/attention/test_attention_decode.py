@@ -24,13 +24,6 @@ EPS = 1e-6
 UNEVEN_HEADS = [head for head in CACHED_HEADS if not head.is_even]
 
 
-@pytest.fixture(params=["device", "hopper"])
-def either(request: pytest.FixtureRequest) -> Device:
-    """The device, and what has kernels that begin before the one in front of them has ended."""
-    device: Device = request.getfixturevalue(request.param)
-    return device
-
-
 @dataclass(frozen=True)
 class New:
     """The products of the new tokens, which attention is to rotate and to store."""

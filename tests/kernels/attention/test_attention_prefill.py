@@ -19,13 +19,6 @@ THREADS = 256
 UNEVEN_HEADS = [head for head in CACHED_HEADS if not head.is_even]
 
 
-@pytest.fixture(params=["device", "hopper"])
-def either(request: pytest.FixtureRequest) -> Device:
-    """The device, and what has the matrix instructions of Hopper GPUs."""
-    device: Device = request.getfixturevalue(request.param)
-    return device
-
-
 def prefill(
     device: Device,
     batch: PagedBatch,

@@ -3,16 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
 from tests.support.launches.kernels import Device
-
-
-@pytest.fixture(params=["device", "hopper"])
-def either(request: pytest.FixtureRequest) -> Device:
-    """The device, and once more with the fragments of NVIDIA GPUs where that is the host."""
-    device: Device = request.getfixturevalue(request.param)
-    return device
 
 
 def test_multiplies_asymmetric_matrices(either: Device) -> None:
