@@ -346,10 +346,11 @@ class Fleet:
         if entry.unloading is None:
             if self._is_closing:
                 raise _shutting_down()  # `stop` waits for no task that begins after it
-            entry.unloading = asyncio.create_task(
-                self._unload(entry, reason), name=f"unload {entry.name}"
-            )
+            entry.unloading = self._unloading(entry, reason)
         await asyncio.wait((entry.unloading,))
+
+    def _unloading(self, entry: FleetEntry, reason: str) -> asyncio.Task[None]:
+        return asyncio.create_task(self._unload(entry, reason), name=f"unload {entry.name}")
 
     async def _unload(self, entry: FleetEntry, reason: str) -> None:
         self._stop_timer(entry)
@@ -379,9 +380,7 @@ class Fleet:
     def _idle_too_long(self, entry: FleetEntry) -> None:
         self._stop_timer(entry)
         if entry.is_idle:
-            entry.unloading = asyncio.create_task(
-                self._unload(entry, "idle"), name=f"unload {entry.name}"
-            )
+            entry.unloading = self._unloading(entry, "idle")
 
     def _stop_timer(self, entry: FleetEntry) -> None:
         timer = self._timers.pop(entry, None)
