@@ -134,6 +134,7 @@ class EngineCore:
             if not self._in_flight and (self._depth > 1 or step_id == self._first_step_id):
                 self._alone_step_id = step_id
             self._in_flight.append(chunks)
+            self._scheduler.prepare_commit()
         if not self._in_flight and self._scheduler.is_fetching:
             time.sleep(_FETCH_WAIT_S)
         else:

@@ -6,8 +6,11 @@ should be, so equality here means that every position, slot, block and source ro
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import event, given, settings
@@ -15,6 +18,7 @@ from hypothesis import strategies as st
 
 from rocmforge.engine.ipc.messages import Cancel
 from rocmforge.engine.ipc.params import FinishReason, GenerateRequest, SamplingParams
+from rocmforge.engine.schedule import step_costs
 from rocmforge.engine.schedule.limits import SchedulerLimits
 from tests.support.fakes.fake_backend import FakeConfig
 from tests.support.fakes.fake_model import continuation, prompt_logprobs
@@ -416,3 +420,28 @@ def test_two_hundred_cancels_under_load_leave_zero_blocks_and_clean_books() -> N
         bench.step(Cancel(request_id=request_id))
     assert bench.stats.blocks_used == 0
     bench.finish()
+
+
+@DEPTHS
+def test_costs_are_learnt_while_a_step_runs_and_not_when_its_tokens_are_there(
+    depth: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that nobody waits longer for a first token of every third or fourth prompt."""
+    happened: list[str] = []
+
+    def noting(name: str, of: Any) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            happened.append(name)
+            return of(*args)
+
+        return call
+
+    config = FakeConfig(pipeline_depth=depth, step_ns=1000, token_ns=10)
+    bench = Bench(config, replace(limits(), max_stall_ns=30_000_000))
+    monkeypatch.setattr(step_costs, "_fit", noting("fit", step_costs._fit))
+    for name in ("submit", "collect"):
+        monkeypatch.setattr(bench.runner, name, noting(name, getattr(bench.runner, name)))
+    for number in range(12):
+        bench.run(request(number, tokens(2 + number), SamplingParams(max_tokens=1)))
+    before = {one for one, other in pairwise(happened) if other == "fit"}
+    assert before == {"submit"}

@@ -358,6 +358,12 @@ class Scheduler:
         self.totals.prefix_query_tokens += seq.num_known
         self.totals.prefix_hit_tokens += num_tokens
 
+    # --- while a step runs ---
+
+    def prepare_commit(self) -> None:
+        """Does what `commit` would have to do before others learn of their tokens."""
+        self._costs.prepare()
+
     # --- after a step ---
 
     def commit(self, chunks: list[Chunk], output: StepOutput, now_ns: int) -> list[TokenEvent]:

@@ -198,12 +198,16 @@ class StepCosts:
         self._follow_clock()
         return predicted
 
-    @property
-    def prices(self) -> Prices | None:
-        """The prices that explain best what was measured; None if nothing was."""
+    def prepare(self) -> None:
+        """Computes prices, if they are to be: 1 to 2 ms, which nobody should wait for later."""
         if self._prices is None and self._measured:
             self._not_fitted = 0
             self._prices = _fit([each for kept in self._measured.values() for each in kept])
+
+    @property
+    def prices(self) -> Prices | None:
+        """The prices that explain best what was measured; None if nothing was."""
+        self.prepare()
         return self._prices
 
     @property
