@@ -14,7 +14,7 @@ import hashlib
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from io import BytesIO
@@ -190,8 +190,9 @@ def _check_space(model: HubModel, blobs: Path) -> None:
 
 
 def _here(blobs: Path, file: HubFile) -> int:
-    for path in (blobs / str(file.sha256), _partial(blobs / str(file.sha256))):
-        if path.is_file():
+    blob = blobs / str(file.sha256)
+    for path in (blob, _partial(blob), blob):  # which another process may have renamed meanwhile
+        with suppress(FileNotFoundError):
             return path.stat().st_size
     return 0
 

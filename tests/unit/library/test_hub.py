@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import os
 import shutil
 import threading
 import time
@@ -190,6 +191,28 @@ def test_two_at_once_fetch_a_file_once(hub: Hub, fake: FakeHub) -> None:
     assert pull(hub).read_bytes() == WEIGHTS
     assert fake.sent_bytes < len(WEIGHTS) + 10_000
     assert not unfinished(hub)
+
+
+@pytest.mark.parametrize("is_seen", [True, False])
+def test_a_file_that_another_process_completes_meanwhile_is_there(
+    hub: Hub, fake: FakeHub, monkeypatch: pytest.MonkeyPatch, is_seen: bool
+) -> None:
+    """Its name changes right after somebody has looked for the old one, or right before."""
+    blob = pull(hub).resolve()
+    partial = blob.rename(f"{blob}.rocmforge-partial")
+    fake.sent_bytes = 0
+    look = Path.stat
+
+    def looking(path: Path, *, follow_symlinks: bool = True) -> os.stat_result:
+        if path != partial or blob.exists():
+            return look(path, follow_symlinks=follow_symlinks)
+        found = look(path) if is_seen else None
+        partial.rename(blob)
+        return found or look(path)
+
+    monkeypatch.setattr(Path, "stat", looking)
+    assert pull(hub).read_bytes() == WEIGHTS
+    assert fake.sent_bytes < len(WEIGHTS)
 
 
 @pytest.mark.parametrize(
