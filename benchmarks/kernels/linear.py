@@ -71,16 +71,15 @@ def measure_gemv(watch: Stopwatch, layer: Layer, rows: int, blocks: list[int]) -
 
 
 def measure_gemm(watch: Stopwatch, layer: Layer, rows: int, tiles: list[int]) -> Measurement:
-    """The best of these tiles, and split of K, for `rows` rows."""
+    """The best of these tiles, of kernels for few rows, and splits of K, for `rows` rows."""
     device = watch.device
-    name = layer.weights[0].name
     weights = weight_copies(device, layer)
     rng = np.random.default_rng(0)
     x = device.upload(rng.standard_normal((rows, layer.quant_blocks * 32)).astype(np.float16))
     out = device.empty((rows, layer.out_features), np.float32)
 
     def cases() -> Iterator[Measurement]:
-        for tile, splits in geometries(device, layer, rows, tiles):
+        for kernel, tile, splits in geometries(device, layer, rows, tiles):
             partial = None
             split_quant_blocks = layer.quant_blocks
             if splits > 1:
@@ -88,17 +87,16 @@ def measure_gemm(watch: Stopwatch, layer: Layer, rows: int, tiles: list[int]) ->
                 partial = device.empty((splits, rows, layer.stored_rows), np.float32)
 
             def enqueue(
+                kernel: str = kernel,
                 tile: int = tile,
                 splits: int = splits,
                 partial: DeviceArray | None = partial,
                 split_quant_blocks: int = split_quant_blocks,
             ) -> None:
-                kernel = f"rf_gemm_{name}_m{tile}"
                 arrays: tuple[DeviceArray | int | None, ...]
-                arrays = (None, x, *(None,) * 4, out, None, partial, 0)
-                if tile == WIDE_GEMM_ROWS:
-                    kernel = f"rf_gemm_wide_{name}"
-                    arrays = (x, None, None, out, None, partial)
+                arrays = (x, None, None, out, None, partial)
+                if kernel.endswith(f"_m{tile}"):
+                    arrays = (None, x, *(None,) * 4, out, None, partial, 0)
                 for weight in weights:
                     device.enqueue(
                         kernel,
@@ -130,7 +128,7 @@ def measure_gemm(watch: Stopwatch, layer: Layer, rows: int, tiles: list[int]) ->
                     )
 
             seconds = watch.seconds(enqueue, len(weights))
-            yield Measurement(seconds, f"tile {tile}, {splits} splits")
+            yield Measurement(seconds, f"{kernel}, {splits} splits")
 
     best = min(cases(), key=lambda case: case.seconds)
     device.release()
@@ -139,16 +137,21 @@ def measure_gemm(watch: Stopwatch, layer: Layer, rows: int, tiles: list[int]) ->
 
 def geometries(
     device: Device, layer: Layer, rows: int, tiles: list[int]
-) -> Iterator[tuple[int, int]]:
-    """Tiles that fit the rows, and splits that leave each block at least 16 quant blocks."""
-    for tile in tiles:
-        if tile > 32 and tile >= 2 * rows:
-            continue
-        if tile == WIDE_GEMM_ROWS and not device.has(f"rf_gemm_wide_{layer.weights[0].name}"):
+) -> Iterator[tuple[str, int, int]]:
+    """Kernels, tiles that fit rows, and splits that leave each block at least 16 quant blocks."""
+    name = layer.weights[0].name
+    kernels = [(f"rf_gemm_{name}_r{most}", most) for most in (16, 32, 64) if rows <= most]
+    kernels += [
+        (f"rf_gemm_wide_{name}" if tile == WIDE_GEMM_ROWS else f"rf_gemm_{name}_m{tile}", tile)
+        for tile in tiles
+        if tile <= 32 or tile < 2 * rows
+    ]
+    for kernel, tile in kernels:
+        if not device.has(kernel):
             continue
         for splits in (1, 2, 4, 8):
             if splits == 1 or (rows <= 2 * tile and layer.quant_blocks // splits >= 16):
-                yield tile, splits
+                yield kernel, tile, splits
 
 
 def main() -> None:
@@ -159,7 +162,8 @@ def main() -> None:
     parser.add_argument("--shapes", default="14336x4096,4096x14336,4096x4096", help="out x in")
     parser.add_argument("--gemv-rows", default="1,2,4,8")
     parser.add_argument("--gemm-rows", default="16,64,128,512,4096")
-    parser.add_argument("--tiles", default="32,64,128,256", help="rows of GEMM's tiles to try")
+    tiles = f"32,64,128,{WIDE_GEMM_ROWS}"
+    parser.add_argument("--tiles", default=tiles, help="rows of GEMM's tiles to try")
     parser.add_argument("--blocks", default="64,128,256", help="block sizes of GEMV to try")
     options = parser.parse_args()
     numbers = {

@@ -4,8 +4,8 @@
 // 128 of y. Weights are dequantised to halves when they enter LDS, so that each block does it once
 // for all of its rows. LDS holds two tiles of K or more: while the waves multiply one, the block
 // brings the next. Up to 32 rows leave quantised weights out of LDS where they can (gemm_direct.h),
-// and up to 64 do on Hopper GPUs (gemm_few_rows.h).
-// Compiled once per format.
+// and groups of up to 64 do on Hopper GPUs (gemm_few_rows.h), where rows without groups have
+// kernels of their own (gemm_few_rows.hip). Compiled once per format.
 #include "rf/experts/grouped_rows.h"
 #include "rf/gemm/gemm_block.h"
 #include "rf/gemm/gemm_direct.h"
@@ -136,14 +136,10 @@ class Gemm {
 template <class Format, int kTileRows>
 inline constexpr bool kIsDirect = kTileRows == 32 && Mma::kDirectWaves > 0 && Quantised<Format>;
 
-// Whether four waves together multiply: gemm_few_rows.h. A format that names its blocks does not,
-// with up to 32 rows: its matrices are those of experts with a few rows each, which more blocks of
-// fewer waves were measured to do faster.
+// Whether four waves together multiply: gemm_few_rows.h.
 #if RF_WARPGROUPS
 template <class Format, int kTileRows>
-inline constexpr bool kUsesWarpgroups =
-    kTileRows == 64 ? Quantised<Format>
-                    : kIsDirect<Format, kTileRows> && !requires { Format::kDirectBlocks; };
+inline constexpr bool kUsesWarpgroups = kTileRows == 64 && Quantised<Format>;
 #else
 template <class Format, int kTileRows>
 inline constexpr bool kUsesWarpgroups = false;
@@ -171,7 +167,7 @@ __device__ __forceinline__ void gemm(const GemmArguments& arguments) {
   prepare<Format>();
 #if RF_WARPGROUPS
   if constexpr (kUsesWarpgroups<Format, kTileRows>) {
-    few_rows_gemm<Format, kTileRows>(arguments);
+    few_rows_gemm<Format>(arguments);
     return;
   }
 #endif

@@ -217,7 +217,7 @@ def test_kernels_of_small_steps_let_the_next_one_begin_after_they_waited(
 
 def test_only_what_was_measured_is_compiled_for_a_number_of_blocks() -> None:
     found = {}
-    for name in ("gemm-mxfp4", "gemm-q4_k"):
+    for name in ("gemm-mxfp4", "gemm-q4_k", "gemm_few_rows-q4_k"):
         product = Builder(find_compiler(None)).product(unit(name), select("sm_90")[0])
         for kernel in product.code.read_text().split(".visible .entry ")[1:]:
             blocks = re.findall(r"\.minnctapersm (\d+)", kernel)
@@ -225,10 +225,12 @@ def test_only_what_was_measured_is_compiled_for_a_number_of_blocks() -> None:
     assert {kernel: count for kernel, count in found.items() if count} == {
         "rf_gemm_mxfp4_m32": [4],
         "rf_gemm_mxfp4_m64": [2],
-        "rf_gemm_q4_k_m32": [2],
         "rf_gemm_q4_k_m64": [2],
+        "rf_gemm_q4_k_r16": [2],
+        "rf_gemm_q4_k_r32": [2],
+        "rf_gemm_q4_k_r64": [2],
     }
-    assert len(found) == 6
+    assert len(found) == 9
 
 
 def test_a_library_has_kernels_of_its_target_only(tmp_path: Path) -> None:

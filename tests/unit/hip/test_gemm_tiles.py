@@ -27,32 +27,34 @@ def gemm_of(
 
 
 @pytest.mark.parametrize(
-    ("name", "rows", "has_warpgroups", "tile"),
+    ("name", "rows", "has_few", "kernel"),
     [
-        ("q4_k", 16, True, 64),
-        ("q6_k", 9, True, 64),
-        ("q4_k", 17, True, 32),
-        ("q4_k", 33, True, 64),
-        ("q8_0", 16, True, 32),
-        ("q4_k", 16, False, 32),
+        ("q4_k", 9, True, "r16"),
+        ("q8_0", 16, True, "r16"),
+        ("q4_k", 17, True, "r32"),
+        ("q4_k", 33, True, "r64"),
+        ("q4_k", 64, True, "r64"),
+        ("q4_k", 65, True, "m128"),
+        ("q4_k", 16, False, "m32"),
+        ("q4_k", 33, False, "m64"),
     ],
 )
-def test_up_to_sixteen_rows_go_where_weights_come_through_lds(
-    name: str, rows: int, has_warpgroups: bool, tile: int
+def test_few_rows_have_kernels_of_their_own(
+    name: str, rows: int, has_few: bool, kernel: str
 ) -> None:
-    library = RecordingLibrary()
-    geometry = Geometry(132, has_warpgroups=has_warpgroups)
+    library = RecordingLibrary(lambda kernel: has_few and "wide" not in kernel)
+    geometry = Geometry(132)
     nothing = DeviceArray(0, (rows, 28672), spec((), "f4").dtype)
     arrays = Forms(f32=nothing, f16=nothing)
     gemm = gemm_of(library, name, geometry)
     x = Activation(arrays, rows, 4096, f16=nothing)
     matrix = Matrix(nothing, FORMATS[name], 28672, 4096, 28672)
     gemm.multiply(x, matrix, arrays, None, NOT_GATED, half=False)
-    assert library.launched == [(f"rf_gemm_{name}_m{tile}", (1, 224, 1))]
+    assert library.launched == [(f"rf_gemm_{name}_{kernel}", (1, 224, 1))]
 
 
 @pytest.mark.parametrize(
-    ("rows", "kernel"), [(64, "rf_gemm_q4_k_m64"), (1038, "rf_gemm_wide_q4_k")]
+    ("rows", "kernel"), [(64, "rf_gemm_q4_k_r64"), (1038, "rf_gemm_wide_q4_k")]
 )
 @pytest.mark.parametrize("taken", [False, True])
 def test_what_splits_left_is_added_up_before_others_take_its_place(

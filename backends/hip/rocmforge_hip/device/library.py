@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, ParamSpec
+from typing import Any, Final, ParamSpec, TypeVar
 
 from rocmforge.errors import ConfigurationError
 from rocmforge_hip.device.arguments import KernelArgumentError
@@ -34,6 +34,7 @@ _SM: Final = re.compile(r"sm_([0-9]+)")
 _OF_ONE_CHIP: Final = frozenset({90})
 """Versions whose PTX has instructions that no later chip has (kernels/targets.py)."""
 
+K = TypeVar("K")
 P = ParamSpec("P")
 
 
@@ -117,8 +118,8 @@ class KernelLibrary:
         return self._kernels[key]
 
     def available(
-        self, names: Mapping[str, str], declaration: Callable[P, None]
-    ) -> dict[str, Kernel[P]]:
+        self, names: Mapping[K, str], declaration: Callable[P, None]
+    ) -> dict[K, Kernel[P]]:
         """Returns those of several kernels that the target has, by the keys of their names.
 
         Args:

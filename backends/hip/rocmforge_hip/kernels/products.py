@@ -307,7 +307,7 @@ def rf_experts_gated_gemm(
     """Does what `rf_gemm` does with groups of rows and a gated layer; rows stay in LDS."""
 
 
-def rf_gemm_wide(
+def rf_gemm_ungrouped(
     *,
     weight: Pointer,
     x: Pointer,
@@ -322,7 +322,7 @@ def rf_gemm_wide(
     activation: I32,
     split_quant_blocks: I32,
 ) -> None:
-    """Does what `rf_gemm` does, without groups, in tiles of many more rows."""
+    """Does what `rf_gemm` does, without groups, for few rows or in tiles of very many."""
 
 
 def rf_gemm_sum(

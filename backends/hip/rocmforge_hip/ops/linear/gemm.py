@@ -16,11 +16,8 @@ from rocmforge_hip.ops.operands import empty
 from rocmforge_hip.weights.formats import Matrix, Weight, ceil_div
 
 _SUM_THREADS: Final = 256
-_STAGED_TILE: Final = 64
-_STAGED_ROWS: Final = 16
-"""Where there are warpgroups, kernels of tiles of _STAGED_TILE rows bring weights of staged formats
-through LDS, and have forms for up to _STAGED_ROWS that are faster than those of the smallest
-tiles."""
+_FEW_ROWS: Final = (16, 32, 64)
+"""The most rows of kernels that have no groups and one tile of rows, where devices have those."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -58,8 +55,12 @@ class GemmKernels:
             for name in formats
             for tile in GEMM_ROWS
         }
+        self._few = library.available(
+            {(name, most): f"rf_gemm_{name}_r{most}" for name in formats for most in _FEW_ROWS},
+            products.rf_gemm_ungrouped,
+        )
         self._wide = library.available(
-            {name: f"rf_gemm_wide_{name}" for name in formats}, products.rf_gemm_wide
+            {name: f"rf_gemm_wide_{name}" for name in formats}, products.rf_gemm_ungrouped
         )
 
     def multiply(
@@ -81,9 +82,9 @@ class GemmKernels:
         """
         # What follows a gated layer is another GEMM, which reads halves.
         out = empty(result, x.rows, matrix.out_features, half=half or gate != NOT_GATED)
-        wide = self._wide.get(matrix.format.name)
+        name = matrix.format.name
         shape = self._geometry.gemm(
-            x.rows, matrix.stored_rows, matrix.quant_blocks, has_wide=wide is not None
+            x.rows, matrix.stored_rows, matrix.quant_blocks, has_wide=name in self._wide
         )
         if up_bias is not None:
             shape = GemmShape(shape.tile_rows, 1, matrix.quant_blocks)
@@ -109,10 +110,13 @@ class GemmKernels:
             "activation": gate,
             "split_quant_blocks": shape.split_quant_blocks,
         }
-        if wide is not None and shape.tile_rows == WIDE_GEMM_ROWS:
-            wide.launch(grid, wide.max_threads, **arguments)
+        most = next((most for most in _FEW_ROWS if x.rows <= most), 0)
+        is_wide = shape.tile_rows == WIDE_GEMM_ROWS
+        ungrouped = self._wide[name] if is_wide else self._few.get((name, most))
+        if ungrouped is not None:
+            ungrouped.launch(grid, ungrouped.max_threads, **arguments)
         else:
-            kernel = self._gemms[matrix.format.name, self._tile_rows(x.rows, matrix, shape)]
+            kernel = self._gemms[name, shape.tile_rows]
             no_groups: dict[str, Any] = {"places": None, "tiles": None, "sources": None}
             kernel.launch(grid, kernel.max_threads, **arguments, **no_groups, expert_bytes=0)
         if partial is None:
@@ -141,11 +145,6 @@ class GemmKernels:
             self.finish(product.partial, product.bias, product, product.splits, NOT_GATED)
             product.is_made = True
         return product
-
-    def _tile_rows(self, rows: int, matrix: Matrix, shape: GemmShape) -> int:
-        """Returns the tile that the kernel for a shape is named after."""
-        is_staged = self._geometry.has_warpgroups and matrix.format.is_staged
-        return _STAGED_TILE if is_staged and rows <= _STAGED_ROWS else shape.tile_rows
 
     def finish(
         self,
