@@ -177,6 +177,7 @@ def _chosen(
         "mixed": tuple(format for format in formats if format.is_mixed),
         "streamed": tuple(format for format in formats if format.is_streamed),
         "staged": tuple(format for format in formats if format.is_staged),
+        "paired": tuple(format for format in formats if format.is_paired),
         "exponents": tuple(f for f in formats if f.exponent_scales),
         "experts": tuple(f for f in formats if f.has_deferred_experts),
     }

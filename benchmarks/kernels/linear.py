@@ -140,12 +140,9 @@ def geometries(
 ) -> Iterator[tuple[str, int, int]]:
     """Kernels, tiles that fit rows, and splits that leave each block at least 16 quant blocks."""
     name = layer.weights[0].name
-    kernels = [(f"rf_gemm_{name}_r{most}", most) for most in (16, 32, 64) if rows <= most]
-    kernels += [
-        (f"rf_gemm_wide_{name}" if tile == WIDE_GEMM_ROWS else f"rf_gemm_{name}_m{tile}", tile)
-        for tile in tiles
-        if tile <= 32 or tile < 2 * rows
-    ]
+    kernels = [(f"rf_gemm_{name}_r{most}", most) for most in (16, 32, 64, 128) if rows <= most]
+    kernels += [(f"rf_gemm_{name}_m{tile}", tile) for tile in tiles if tile < max(33, 2 * rows)]
+    kernels += [(f"rf_gemm_wide_{name}_r{tile}", tile) for tile in tiles if tile < 2 * rows]
     for kernel, tile in kernels:
         if not device.has(kernel):
             continue
@@ -162,7 +159,7 @@ def main() -> None:
     parser.add_argument("--shapes", default="14336x4096,4096x14336,4096x4096", help="out x in")
     parser.add_argument("--gemv-rows", default="1,2,4,8")
     parser.add_argument("--gemm-rows", default="16,64,128,512,4096")
-    tiles = f"32,64,128,{WIDE_GEMM_ROWS}"
+    tiles = f"32,64,128,256,{WIDE_GEMM_ROWS}"
     parser.add_argument("--tiles", default=tiles, help="rows of GEMM's tiles to try")
     parser.add_argument("--blocks", default="64,128,256", help="block sizes of GEMV to try")
     options = parser.parse_args()

@@ -49,7 +49,7 @@ def host_or_hopper(device: Device) -> None:
 @pytest.fixture
 def hopper(_session_hopper: Device) -> Iterator[Device]:
     """The same, if it has the matrix instructions of Hopper GPUs; the host has them then."""
-    if _session_hopper.wave != 32 or not _session_hopper.has("rf_gemm_wide_q4_k"):
+    if _session_hopper.wave != 32 or not _session_hopper.has("rf_gemm_wide_q4_k_r272"):
         pytest.skip("this device has no matrix instructions of warpgroups")
     yield _session_hopper
     _session_hopper.release()

@@ -20,7 +20,7 @@
 // As rf_gemm_*, without groups, for up to kRows rows. Grid: (1, ceil(stored rows / 128), splits),
 // block: the most threads that the kernel is compiled for.
 #define RF_GEMM_FEW_ROWS(name, Format, kRows) \
-  RF_UNGROUPED_GEMM(rf_gemm_##name##_r##kRows, RF_BOUNDS, RF_RUN(Format, kRows))
+  RF_UNGROUPED_GEMM(rf_gemm_##name##_r##kRows, kRows, RF_BOUNDS, RF_RUN(Format, kRows))
 #define RF_GEMM_FEW_ROWS_OF(name, Format, ...) \
   RF_GEMM_FEW_ROWS(name, Format, 16)           \
   RF_GEMM_FEW_ROWS(name, Format, 32)           \

@@ -30,6 +30,8 @@ class WeightFormat:
         is_streamed: There are kernels that copy its blocks ahead of products of few rows.
         is_staged: Kernels of Hopper GPUs bring its blocks to few rows through LDS, as its header
             says, too.
+        is_paired: There is a kernel for up to 128 rows of which a multiprocessor of Hopper GPUs has
+            two blocks, where registers suffice for that.
     """
 
     name: str
@@ -42,6 +44,7 @@ class WeightFormat:
     is_mixed: bool = False
     is_streamed: bool = False
     is_staged: bool = False
+    is_paired: bool = False
 
     def __str__(self) -> str:
         """Returns the name as people know it."""
@@ -75,6 +78,7 @@ def _scaled(
     is_mixed: bool = False,
     is_streamed: bool = False,
     is_staged: bool = False,
+    is_paired: bool = False,
 ) -> WeightFormat:
     return WeightFormat(
         name=name,
@@ -85,6 +89,7 @@ def _scaled(
         is_mixed=is_mixed,
         is_streamed=is_streamed,
         is_staged=is_staged,
+        is_paired=is_paired,
     )
 
 
@@ -107,7 +112,13 @@ _ROWS: Final = (
     WeightFormat(name="mxfp4", block_size=32, block_bytes=17, exponent_scales=(0,)),
     _scaled("q2_k", 256, 84, 45, 80, 82, is_mixed=True),
     _scaled("q3_k", 256, 110, 128, 108, is_mixed=True),
-    _scaled("q4_k", 256, 144, 1024, 0, 2, is_mixed=True, is_streamed=True, is_staged=True),
+    _scaled(
+        *("q4_k", 256, 144, 1024, 0, 2),
+        is_mixed=True,
+        is_streamed=True,
+        is_staged=True,
+        is_paired=True,
+    ),
     _scaled("q5_k", 256, 176, 1024, 0, 2, is_mixed=True),
     _scaled("q6_k", 256, 210, 4096, 208, is_mixed=True, is_staged=True),
     _scaled("iq4_xs", 256, 136, 4096, 0, is_mixed=True),

@@ -217,7 +217,7 @@ def test_kernels_of_small_steps_let_the_next_one_begin_after_they_waited(
 
 def test_only_what_was_measured_is_compiled_for_a_number_of_blocks() -> None:
     found = {}
-    for name in ("gemm-mxfp4", "gemm-q4_k", "gemm_few_rows-q4_k"):
+    for name in ("gemm-mxfp4", "gemm-q4_k", "gemm_few_rows-q4_k", "gemm_paired-q4_k"):
         product = Builder(find_compiler(None)).product(unit(name), select("sm_90")[0])
         for kernel in product.code.read_text().split(".visible .entry ")[1:]:
             blocks = re.findall(r"\.minnctapersm (\d+)", kernel)
@@ -229,8 +229,9 @@ def test_only_what_was_measured_is_compiled_for_a_number_of_blocks() -> None:
         "rf_gemm_q4_k_r16": [2],
         "rf_gemm_q4_k_r32": [2],
         "rf_gemm_q4_k_r64": [2],
+        "rf_gemm_q4_k_r128": [2],
     }
-    assert len(found) == 9
+    assert len(found) == 10
 
 
 def test_a_library_has_kernels_of_its_target_only(tmp_path: Path) -> None:
@@ -242,20 +243,25 @@ def test_a_library_has_kernels_of_its_target_only(tmp_path: Path) -> None:
     )
     for target, kernels in (
         ("gfx1100", ["rf_softcap"]),
-        ("sm_90", ["rf_gemm_wide_q4_k", "rf_softcap"]),
+        ("sm_90", [*(f"rf_gemm_wide_q4_k_r{rows}" for rows in (256, 272)), "rf_softcap"]),
     ):
         manifest = json.loads((tmp_path / target / "manifest.json").read_text())
         assert list(manifest["kernels"]) == kernels
 
 
 def test_blocks_of_very_many_rows_multiply_in_warpgroups() -> None:
-    (kernel,) = compiled_kernels("gemm_wide-q4_k", "sm_90")
-    # Of two steps, in tiles of 256 rows and of 272.
-    assert kernel.count("wgmma.mma_async.sync.aligned.m64n256k16") == 2 * 8
-    assert kernel.count("wgmma.mma_async.sync.aligned.m64n16k16") == 8
+    kernels = compiled_kernels("gemm_wide-q4_k", "sm_90")
     product = Builder(find_compiler(None)).product(unit("gemm_wide-q4_k"), select("sm_90")[0])
-    (entry,) = product.kernels().values()
-    assert (entry["max_threads"], entry["dynamic_lds_bytes"]) == (256, 170 << 10)
+    entries = product.kernels()
+    # Instructions of two steps.
+    tiles = (256, {256: 8}, 160), (272, {256: 8, 16: 8}, 170)
+    for tile, counts, lds in tiles:
+        name = f"rf_gemm_wide_q4_k_r{tile}"
+        (kernel,) = (text for text in kernels if text.startswith(f"{name}("))
+        found = Counter(int(n) for n in re.findall(r"mma_async\.sync\.aligned\.m64n(\d+)k", kernel))
+        assert found == counts
+        entry = entries[name]
+        assert (entry["max_threads"], entry["dynamic_lds_bytes"]) == (256, lds << 10)
 
 
 def test_a_kernel_whose_beginning_is_not_found_is_an_error() -> None:

@@ -58,7 +58,7 @@ def fits(declaration: Declaration, kernel: Interface) -> bool:
 
 def family(declaration: Declaration) -> str:
     """What the names of its kernels begin with."""
-    return declaration.__name__.removesuffix("_float")
+    return declaration.__name__.removesuffix("_float").removesuffix("_ungrouped")
 
 
 @pytest.mark.parametrize("declaration", list(declared()), ids=lambda each: each.__name__)

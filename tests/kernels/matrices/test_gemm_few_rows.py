@@ -32,7 +32,7 @@ def test_multiplies(hopper: Device, name: str) -> None:
     x = random_activation(rng, 37, in_features)
     check_gemm(hopper, layer, x, tile=64)
     for most in FEW:
-        check_gemm(hopper, layer, x[:most], tile=most, few=True)
+        check_gemm(hopper, layer, x[:most], tile=most, grouped=False)
 
 
 @pytest.mark.parametrize("rows", [1, 8, 9, 15, 16, 17, 31, 32, 33, 48, 49, 63, 64, 65])
@@ -49,27 +49,27 @@ def test_tiles_cover_rows(hopper: Device, rows: int) -> None:
 def test_kernels_for_few_rows_cover_them(hopper: Device, name: str, most: int, rows: int) -> None:
     rng = np.random.default_rng(8)
     layer = random_layer(rng, name, 33, 512)
-    check_gemm(hopper, layer, random_activation(rng, rows, 512), tile=most, few=True)
+    check_gemm(hopper, layer, random_activation(rng, rows, 512), tile=most, grouped=False)
 
 
 @pytest.mark.parametrize("quant_blocks", [1, 2, 7, 8, 9, 15, 16, 17, 31])
 @pytest.mark.parametrize(
-    ("name", "rows", "tile", "few"),
+    ("name", "rows", "tile", "grouped"),
     [
-        ("q8_0", 3, 16, True),
-        ("q4_0", 20, 32, True),
-        ("q8_0", 40, 64, True),
-        ("q4_0", 20, 64, False),
-        ("q8_0", 56, 64, False),
+        ("q8_0", 3, 16, False),
+        ("q4_0", 20, 32, False),
+        ("q8_0", 40, 64, False),
+        ("q4_0", 20, 64, True),
+        ("q8_0", 56, 64, True),
     ],
 )
 def test_steps_through_k(
-    hopper: Device, name: str, rows: int, tile: int, quant_blocks: int, *, few: bool
+    hopper: Device, name: str, rows: int, tile: int, quant_blocks: int, *, grouped: bool
 ) -> None:
     rng = np.random.default_rng(2)
     layer = random_layer(rng, name, 32, 32 * quant_blocks)
     x = random_activation(rng, rows, 32 * quant_blocks)
-    check_gemm(hopper, layer, x, tile=tile, few=few)
+    check_gemm(hopper, layer, x, tile=tile, grouped=grouped)
 
 
 @pytest.mark.parametrize("most", FEW)
@@ -77,7 +77,7 @@ def test_steps_through_k(
 def test_blocks_begin_at_steps_of_their_own(hopper: Device, most: int, out_features: int) -> None:
     rng = np.random.default_rng(3)
     layer = random_layer(rng, "q6_k", out_features, 1280)
-    check_gemm(hopper, layer, random_activation(rng, 13, 1280), tile=most, few=True)
+    check_gemm(hopper, layer, random_activation(rng, 13, 1280), tile=most, grouped=False)
 
 
 @pytest.mark.parametrize(("splits", "quant_blocks"), [(2, 19), (3, 24), (3, 40)])
@@ -89,25 +89,25 @@ def test_blocks_may_share_k(
     rng = np.random.default_rng(4)
     layer = random_layer(rng, "q8_0", 140, 32 * quant_blocks, activation)
     x = random_activation(rng, min(most, 35), 32 * quant_blocks)
-    check_gemm(hopper, layer, x, tile=most, few=True, splits=splits)
+    check_gemm(hopper, layer, x, tile=most, grouped=False, splits=splits)
 
 
-@pytest.mark.parametrize(("tile", "few"), [(32, True), (64, True), (64, False)])
+@pytest.mark.parametrize(("tile", "grouped"), [(32, False), (64, False), (64, True)])
 @pytest.mark.parametrize("activation", [SILU, GELU_TANH, GELU, CLAMPED_SWIGLU])
-def test_gates(hopper: Device, tile: int, activation: int, *, few: bool) -> None:
+def test_gates(hopper: Device, tile: int, activation: int, *, grouped: bool) -> None:
     rng = np.random.default_rng(5)
     layer = random_layer(rng, "q4_k", 72, 256, activation)
-    check_gemm(hopper, layer, random_activation(rng, 20, 256), tile=tile, few=few)
+    check_gemm(hopper, layer, random_activation(rng, 20, 256), tile=tile, grouped=grouped)
 
 
 @pytest.mark.parametrize("splits", [1, 2])
 @pytest.mark.parametrize("most", FEW)
 def test_adds_a_bias(hopper: Device, most: int, splits: int) -> None:
     rng = np.random.default_rng(6)
-    check_bias(hopper, rng, "q4_k", min(most, 18), 33, tile=most, few=True, splits=splits)
+    check_bias(hopper, rng, "q4_k", min(most, 18), 33, tile=most, grouped=False, splits=splits)
 
 
 @pytest.mark.parametrize("most", FEW)
 def test_writes_finite_halves(hopper: Device, most: int) -> None:
     rng = np.random.default_rng(7)
-    check_finite_halves(hopper, rng, "q4_k", min(most, 18), tile=most, few=True)
+    check_finite_halves(hopper, rng, "q4_k", min(most, 18), tile=most, grouped=False)

@@ -13,16 +13,18 @@ Float32 = npt.NDArray[np.float32]
 
 ROUNDING = 2.0**-11
 """Weights and their scales are rounded to halves, with 11 significant bits."""
-WIDE = 272
-"""The rows of a tile of rf_gemm_wide_*, which takes no groups of rows."""
 FEW = (16, 32, 64)
-"""The most rows of rf_gemm_*_r{16,32,64}, which take none either."""
+"""The most rows of rf_gemm_*_r{16,32,64}, which take no groups of rows."""
+PAIRED = 128
+"""The most rows of rf_gemm_*_r128, which takes none either, and is there for some types."""
+WIDE = (256, 272)
+"""The rows of a tile of rf_gemm_wide_*, which take none either."""
 
 
-def _kernel(name: str, tile: int, *, few: bool) -> str:
-    if tile == WIDE:
-        return f"rf_gemm_wide_{name}"
-    return f"rf_gemm_{name}_{'r' if few else 'm'}{tile}"
+def _kernel(name: str, tile: int, *, grouped: bool) -> str:
+    if grouped:
+        return f"rf_gemm_{name}_m{tile}"
+    return f"rf_gemm_wide_{name}_r{tile}" if tile in WIDE else f"rf_gemm_{name}_r{tile}"
 
 
 def gemm(
@@ -31,7 +33,7 @@ def gemm(
     x: Float16,
     *,
     tile: int = 32,
-    few: bool = False,
+    grouped: bool = True,
     splits: int = 1,
     biases: tuple[Float32, ...] = (),
     out: DeviceArray | None = None,
@@ -39,7 +41,7 @@ def gemm(
 ) -> None:
     """Launches the kernel with tiles of `tile` rows, and the sum of what `splits` blocks made.
 
-    With `few`, the kernel is that for up to so many rows.
+    Unless `grouped`, the kernel takes no groups, and is that for few rows or in wide tiles.
     """
     rows = x.shape[0]
     partial = None
@@ -50,12 +52,12 @@ def gemm(
     bias, up_bias = (*(device.upload(each, "bias") for each in biases), None, None)[:2]
     results = (bias, up_bias, out, out_half, partial)
     weight, halves = device.upload(layer.packed(), "weight"), device.upload(x, "x")
-    kernel = _kernel(layer.weights[0].name, tile, few=few)
-    ungrouped = (weight, halves, *results)
-    grouped = (weight, None, halves, None, None, *results, 0)
+    kernel = _kernel(layer.weights[0].name, tile, grouped=grouped)
+    ungrouped_arrays = (weight, halves, *results)
+    grouped_arrays = (weight, None, halves, None, None, *results, 0)
     device.launch(
         kernel,
-        *(ungrouped if few or tile == WIDE else grouped),
+        *(grouped_arrays if grouped else ungrouped_arrays),
         rows,
         layer.out_features,
         layer.quant_blocks,
@@ -76,13 +78,13 @@ def check_gemm(
     x: Float32,
     *,
     tile: int = 32,
-    few: bool = False,
+    grouped: bool = True,
     splits: int = 1,
 ) -> None:
     """Compares the product with that of float64."""
     halves = x.astype(np.float16)
     out = device.empty((x.shape[0], layer.out_features), np.float32, "out")
-    gemm(device, layer, halves, tile=tile, few=few, splits=splits, out=out)
+    gemm(device, layer, halves, tile=tile, grouped=grouped, splits=splits, out=out)
     seen = halves.astype(np.float64)
     assert worst_error(out.get(), layer.apply(seen), layer.magnitude(seen)) < ROUNDING
 
@@ -95,7 +97,7 @@ def check_bias(
     out_features: int,
     *,
     tile: int = 32,
-    few: bool = False,
+    grouped: bool = True,
     splits: int = 1,
 ) -> None:
     """Compares the product with a bias of a layer of such a type, in float32."""
@@ -103,7 +105,7 @@ def check_bias(
     x = random_activation(rng, rows, 512).astype(np.float16)
     bias = rng.standard_normal(out_features).astype(np.float32)
     out = device.empty((rows, out_features), np.float32, "out")
-    gemm(device, layer, x, tile=tile, few=few, splits=splits, biases=(bias,), out=out)
+    gemm(device, layer, x, tile=tile, grouped=grouped, splits=splits, biases=(bias,), out=out)
     check(out.get(), layer.apply(x.astype(np.float64)) + bias, rtol=1e-3, atol=2e-2)
 
 
@@ -114,7 +116,7 @@ def check_finite_halves(
     rows: int,
     *,
     tile: int = 32,
-    few: bool = False,
+    grouped: bool = True,
     splits: int = 1,
 ) -> None:
     """Compares halves with results that are cut off at the largest of them."""
@@ -123,6 +125,6 @@ def check_finite_halves(
     bias = np.zeros(32, np.float32)
     bias[:2] = 1e6, -1e6
     out = device.empty((rows, 32), np.float16, "out")
-    gemm(device, layer, x, tile=tile, few=few, splits=splits, biases=(bias,), out_half=out)
+    gemm(device, layer, x, tile=tile, grouped=grouped, splits=splits, biases=(bias,), out_half=out)
     expected = np.clip(layer.apply(x.astype(np.float64)) + bias, -65504, 65504)
     check(out.get(), expected, rtol=1e-3, atol=1e-2)

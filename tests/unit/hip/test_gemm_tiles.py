@@ -29,20 +29,24 @@ def gemm_of(
 @pytest.mark.parametrize(
     ("name", "rows", "has_few", "kernel"),
     [
-        ("q4_k", 9, True, "r16"),
-        ("q8_0", 16, True, "r16"),
-        ("q4_k", 17, True, "r32"),
-        ("q4_k", 33, True, "r64"),
-        ("q4_k", 64, True, "r64"),
-        ("q4_k", 65, True, "m128"),
-        ("q4_k", 16, False, "m32"),
-        ("q4_k", 33, False, "m64"),
+        ("q4_k", 9, True, "rf_gemm_q4_k_r16"),
+        ("q8_0", 16, True, "rf_gemm_q8_0_r16"),
+        ("q4_k", 17, True, "rf_gemm_q4_k_r32"),
+        ("q4_k", 33, True, "rf_gemm_q4_k_r64"),
+        ("q4_k", 64, True, "rf_gemm_q4_k_r64"),
+        ("q4_k", 65, True, "rf_gemm_q4_k_r128"),
+        ("q8_0", 65, True, "rf_gemm_q8_0_m128"),
+        ("q4_k", 128, True, "rf_gemm_q4_k_r128"),
+        ("q4_k", 129, True, "rf_gemm_wide_q4_k_r256"),
+        ("q4_k", 16, False, "rf_gemm_q4_k_m32"),
+        ("q4_k", 33, False, "rf_gemm_q4_k_m64"),
+        ("q4_k", 65, False, "rf_gemm_q4_k_m128"),
     ],
 )
 def test_few_rows_have_kernels_of_their_own(
     name: str, rows: int, has_few: bool, kernel: str
 ) -> None:
-    library = RecordingLibrary(lambda kernel: has_few and "wide" not in kernel)
+    library = RecordingLibrary(lambda kernel: has_few and kernel != "rf_gemm_q8_0_r128")
     geometry = Geometry(132)
     nothing = DeviceArray(0, (rows, 28672), spec((), "f4").dtype)
     arrays = Forms(f32=nothing, f16=nothing)
@@ -50,11 +54,17 @@ def test_few_rows_have_kernels_of_their_own(
     x = Activation(arrays, rows, 4096, f16=nothing)
     matrix = Matrix(nothing, FORMATS[name], 28672, 4096, 28672)
     gemm.multiply(x, matrix, arrays, None, NOT_GATED, half=False)
-    assert library.launched == [(f"rf_gemm_{name}_{kernel}", (1, 224, 1))]
+    assert library.launched == [(kernel, (1, 224, 1))]
 
 
 @pytest.mark.parametrize(
-    ("rows", "kernel"), [(64, "rf_gemm_q4_k_r64"), (1038, "rf_gemm_wide_q4_k")]
+    ("rows", "kernel"),
+    [
+        (64, "rf_gemm_q4_k_r64"),
+        (100, "rf_gemm_q4_k_r128"),
+        (1024, "rf_gemm_wide_q4_k_r256"),
+        (1038, "rf_gemm_wide_q4_k_r272"),
+    ],
 )
 @pytest.mark.parametrize("taken", [False, True])
 def test_what_splits_left_is_added_up_before_others_take_its_place(

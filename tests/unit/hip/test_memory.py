@@ -306,7 +306,9 @@ def test_blocks_of_few_rows_take_one_round(
         (520, 28672, 1),  # whose last rows larger tiles take
         (512, 28672, 1),
         (512, 4096, 2),
-        (256, 28672, None),
+        (256, 28672, 1),
+        (129, 28672, 1),
+        (128, 28672, None),
     ],
 )
 def test_wide_blocks_take_what_fills_the_device_with_them(
@@ -366,6 +368,28 @@ def test_warpgroups_take_the_rows_of_a_tile_that_are_there() -> None:
     plain, warpgroups = Geometry(132), Geometry(132, has_warpgroups=True)
     assert [plain.group_tile_rows(each, 128) for each in pairs] == [32, 32, 64, 64, 128]
     assert [warpgroups.group_tile_rows(each, 128) for each in pairs] == [64, 64, 64, 64, 128]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "chosen", "slices", "plain", "warpgroups"),
+    [
+        (8, 8, 1, False, False),  # of 128 experts
+        (9, 8, 1, False, True),
+        (12, 5, 1, False, False),
+        (12, 5, 2, False, True),
+        (16, 8, 1, False, True),
+        (17, 8, 1, True, True),
+        (8, 8, 2, False, False),
+        (8, 9, 2, True, True),
+    ],
+)
+def test_experts_are_grouped_earlier_where_there_are_warpgroups(
+    tokens: int, chosen: int, slices: int, plain: bool, warpgroups: bool
+) -> None:
+    pairs = tokens * chosen
+    assert Geometry(132).groups_experts(tokens, pairs, 128, slices) == plain
+    hopper = Geometry(132, has_warpgroups=True)
+    assert hopper.groups_experts(tokens, pairs, 128, slices) == warpgroups
 
 
 def test_rows_of_gate_and_up_stay_in_lds_where_experts_have_about_as_many() -> None:

@@ -16,7 +16,6 @@ from rocmforge_hip.ops.experts.pair_sums import PairSums, UnmadePairs
 from rocmforge_hip.ops.experts.pairs import PairKernels, empty_mix
 from rocmforge_hip.ops.experts.routing import RouteKernels, UnmadeChoice, UnmadeSum
 from rocmforge_hip.ops.experts.shared import SharedKernels
-from rocmforge_hip.ops.geometry import groups_experts
 from rocmforge_hip.ops.linear.later import is_norm_later
 from rocmforge_hip.ops.linear.products import GATES, LinearKernels
 from rocmforge_hip.ops.norms import LayerNorms, RmsNorms
@@ -55,6 +54,7 @@ class ExpertKernels:
                 library, arena, products, self.pairs, resources.config.norm_eps
             )
         self.slices = products.slices
+        self.geometry = resources.geometry
 
 
 class ExpertLayers:
@@ -150,7 +150,8 @@ class ExpertLayers:
             return kernels.shared
         matrix = part_of(experts.down).matrix
         pairs = x.rows * (chosen.features - matrix.num_shared)
-        grouped = groups_experts(pairs, matrix.num_experts - matrix.num_shared, kernels.slices)
+        num_experts = matrix.num_experts - matrix.num_shared
+        grouped = kernels.geometry.groups_experts(x.rows, pairs, num_experts, kernels.slices)
         return kernels.groups if grouped else kernels.pairs
 
     def _adds_and_norms(self, mixed: Activation) -> bool:

@@ -56,7 +56,7 @@ ROUTE_TILE: Final = 64
 _ROUTE_BLOCKS_PER_CU: Final = 2
 _MOST_ROUTE_SPLITS: Final = 4
 _LEAST_ROUTE_FEATURES: Final = 64  # of a part
-_LEAST_WIDE_ROWS: Final = 257  # of a GEMM; fewer are one block of so many
+_LEAST_WIDE_ROWS: Final = 129  # of a GEMM
 _WIDE_STEP: Final = 2  # quant blocks that they multiply at once
 _LEAST_WIDE_QUANT_BLOCKS: Final = 32  # of a split, as a block's end takes as long as a dozen
 MATRIX_QUANT_BLOCKS: Final = 8
@@ -246,6 +246,16 @@ class Geometry:
             return GATED_ROWS
         limits = {64: 384} if self.has_warpgroups else {32: 96, 64: 384}  # pairs of an expert
         return next((tile for tile in limits if pairs <= limits[tile] * num_experts), GEMM_ROWS[-1])
+
+    def groups_experts(self, tokens: int, pairs: int, num_experts: int, slices: int) -> bool:
+        """Returns whether pairs that so many tokens and experts make are computed in groups.
+
+        With warpgroups, half as many pairs are worth it where more rows than those of GEMV are
+        halves already.
+        """
+        if self.has_warpgroups and tokens > MAX_GEMV_ROWS and 2 * pairs * slices >= num_experts:
+            return True
+        return groups_experts(pairs, num_experts, slices)
 
     def routes_by_gemm(self, logits: int) -> bool:
         """Returns whether so many logits of a router, of all tokens together, fill a GEMM."""

@@ -117,7 +117,7 @@ def _cases(format: str) -> Iterator[Case]:
     for rows in (1, 2, 3, 8, 9, 40, 100):
         op, limit = ("gemv", _FLOAT_SUM) if rows <= MAX_GEMV_ROWS else ("gemm", _HALF_WEIGHTS)
         yield Case(op, f"{format}, {_rows(rows)}", limit, partial(_linear, rows=rows))
-    for rows, kind in ((2, ActivationFunction.SILU), (12, ActivationFunction.GELU_TANH)):
+    for rows, kind in ((2, ActivationFunction.SILU), (20, ActivationFunction.GELU_TANH)):
         op, limit = (
             ("gated gemv", _FLOAT_SUM) if rows <= MAX_GEMV_ROWS else ("gated gemm", _HALF_RESULT)
         )

@@ -1,14 +1,16 @@
-// GEMM for very many rows with the matrix instructions of Hopper GPUs.
+// GEMM for many rows with the matrix instructions of Hopper GPUs.
 //
 // W is their left operand, so that each lane unpacks weights of two rows of W straight into
 // registers, and nothing but x goes through LDS. The matrix unit multiplies while lanes
 // unpack the next weights. A block takes 256 rows of x, so that each weight is unpacked once for as
 // many; or 272, with a second instruction, where 256 would leave a few rows to blocks of their own,
-// which take as long as others: a lane unpacks as much for them.
+// which take as long as others: a lane unpacks as much for them. Where there are fewer rows, it
+// takes 128, and two blocks share a multiprocessor.
 #pragma once
 
 #include "rf/gemm/gemm_block.h"
 #include "rf/gemm/gemm_tiles.h"
+#include "rf/gemm/ungrouped.h"
 #include "rf/mma/warpgroup.h"
 
 namespace rf {
@@ -20,7 +22,8 @@ inline constexpr int kInstructionRows = 256;
 
 template <class Format, int kTileRows>
 class WarpgroupGemm {
-  static constexpr int kRowTiles = kTileRows / 16, kFirstRowTiles = kInstructionRows / 16;
+  static constexpr int kFirstRows = kTileRows < kInstructionRows ? kTileRows : kInstructionRows;
+  static constexpr int kRowTiles = kTileRows / 16, kFirstRowTiles = kFirstRows / 16;
   static constexpr int kWaves = 8;
   // Each wave has the sums of 16 columns of y.
   using Block = GemmBlock<kTileRows, kWaves, kWaves, true, kRowTiles>;
@@ -34,6 +37,7 @@ class WarpgroupGemm {
 
  public:
   static constexpr int kThreads = Block::kThreads;
+  static constexpr int kBlocks = kTileRows <= 128 ? 2 : 1;  // that share a multiprocessor
 
   union alignas(warpgroup::kTileAlignment) Lds {
     half x[kStages][kTileRows * kStepK];
@@ -117,7 +121,7 @@ class WarpgroupGemm {
     if constexpr (kRowTiles > kFirstRowTiles) {
       using Rest = Mma::Acc[kRowTiles - kFirstRowTiles];
       warpgroup::multiply(reinterpret_cast<Rest&>(sums[kFirstRowTiles]), weights,
-                          warpgroup::behind(x, kInstructionRows * 128));
+                          warpgroup::behind(x, kFirstRows * 128));
     }
   }
 
@@ -291,30 +295,25 @@ class WarpgroupGemm {
   };
 };
 
-// Takes the larger tiles where there are too few blocks for smaller ones to cover the rows.
-template <class Format>
-class WideGemm {
-  using Small = WarpgroupGemm<Format, kInstructionRows>;
-  using Large = WarpgroupGemm<Format, kWideTileRows>;
-
- public:
-  union Lds {
-    typename Small::Lds small;
-    typename Large::Lds large;
-  };
-
-  static __device__ __forceinline__ void run(GemmArguments arguments, Lds& lds) {
-    const int tile = static_cast<int>(blockIdx.x);
-    if (static_cast<int>(gridDim.x) * kInstructionRows >= arguments.rows) {
-      arguments.first_row = tile * kInstructionRows;
-      Small::run(arguments, lds.small);
-    } else {
-      arguments.first_row = tile * kWideTileRows;
-      Large::run(arguments, lds.large);
-    }
-  }
-};
-
 #endif
 
 }  // namespace rf
+
+// Defines a kernel, `name`, with such tiles: as rf_gemm_*, without groups, for an even number of
+// quant blocks. Grid: (ceil(rows / kTileRows), ceil(stored rows / 128), splits), block: the most
+// threads that the kernel is compiled for.
+#if RF_WARPGROUPS
+#define RF_WARPGROUP_BOUNDS(Format, kTileRows)                            \
+  __launch_bounds__((rf::WarpgroupGemm<rf::Format, kTileRows>::kThreads), \
+                    (rf::WarpgroupGemm<rf::Format, kTileRows>::kBlocks))
+#define RF_WARPGROUP_RUN(Format, kTileRows)              \
+  using Gemm = rf::WarpgroupGemm<rf::Format, kTileRows>; \
+  RF_LARGE_LDS(Gemm::Lds, lds);                          \
+  Gemm::run(arguments, *lds)
+#else
+#define RF_WARPGROUP_BOUNDS(Format, kTileRows) __launch_bounds__(256)
+#define RF_WARPGROUP_RUN(Format, kTileRows) static_cast<void>(arguments)
+#endif
+#define RF_WARPGROUP_GEMM(name, Format, kTileRows)                           \
+  RF_UNGROUPED_GEMM(name, kTileRows, RF_WARPGROUP_BOUNDS(Format, kTileRows), \
+                    RF_WARPGROUP_RUN(Format, kTileRows))

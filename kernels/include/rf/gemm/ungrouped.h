@@ -3,8 +3,9 @@
 
 #include "rf/gemm/gemm_block.h"
 
-// Defines such a kernel, `name`, for so many threads: it does what is last, with `arguments`.
-#define RF_UNGROUPED_GEMM(name, bounds, ...)                                            \
+// Defines such a kernel, `name`, with tiles of so many rows and for so many threads: it does what
+// is last, with `arguments`.
+#define RF_UNGROUPED_GEMM(name, kTileRows, bounds, ...)                                 \
   extern "C" __global__ bounds void name(                                               \
       const uint8_t* __restrict__ weight, const rf::half* __restrict__ x,               \
       const float* __restrict__ bias, const float* __restrict__ up_bias, float* out,    \
@@ -13,7 +14,7 @@
     const rf::GemmArguments arguments{weight,                                           \
                                       x,                                                \
                                       nullptr,                                          \
-                                      0,                                                \
+                                      static_cast<int>(blockIdx.x) * (kTileRows),       \
                                       rows,                                             \
                                       quant_blocks,                                     \
                                       {out_features, activation},                       \

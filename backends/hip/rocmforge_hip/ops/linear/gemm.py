@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from rocmforge_hip.device.constants import GEMM_COLUMNS, NOT_GATED, WIDE_GEMM_ROWS
+from rocmforge_hip.device.kernel import Kernel
 from rocmforge_hip.device.library import KernelLibrary
 from rocmforge_hip.device.memory import DeviceArray
 from rocmforge_hip.kernels import products
@@ -16,8 +17,10 @@ from rocmforge_hip.ops.operands import empty
 from rocmforge_hip.weights.formats import Matrix, Weight, ceil_div
 
 _SUM_THREADS: Final = 256
-_FEW_ROWS: Final = (16, 32, 64)
+_FEW_ROWS: Final = (16, 32, 64, 128)
 """The most rows of kernels that have no groups and one tile of rows, where devices have those."""
+_WIDE_ROWS: Final = (256, WIDE_GEMM_ROWS)
+"""The rows of the tiles of kernels that have no groups, for very many rows."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -60,7 +63,12 @@ class GemmKernels:
             products.rf_gemm_ungrouped,
         )
         self._wide = library.available(
-            {name: f"rf_gemm_wide_{name}" for name in formats}, products.rf_gemm_ungrouped
+            {
+                (name, tile): f"rf_gemm_wide_{name}_r{tile}"
+                for name in formats
+                for tile in _WIDE_ROWS
+            },
+            products.rf_gemm_ungrouped,
         )
 
     def multiply(
@@ -84,7 +92,8 @@ class GemmKernels:
         out = empty(result, x.rows, matrix.out_features, half=half or gate != NOT_GATED)
         name = matrix.format.name
         shape = self._geometry.gemm(
-            x.rows, matrix.stored_rows, matrix.quant_blocks, has_wide=name in self._wide
+            *(x.rows, matrix.stored_rows, matrix.quant_blocks),
+            has_wide=(name, WIDE_GEMM_ROWS) in self._wide,
         )
         if up_bias is not None:
             shape = GemmShape(shape.tile_rows, 1, matrix.quant_blocks)
@@ -110,9 +119,7 @@ class GemmKernels:
             "activation": gate,
             "split_quant_blocks": shape.split_quant_blocks,
         }
-        most = next((most for most in _FEW_ROWS if x.rows <= most), 0)
-        is_wide = shape.tile_rows == WIDE_GEMM_ROWS
-        ungrouped = self._wide[name] if is_wide else self._few.get((name, most))
+        ungrouped = self._ungrouped(x.rows, matrix, shape)
         if ungrouped is not None:
             ungrouped.launch(grid, ungrouped.max_threads, **arguments)
         else:
@@ -145,6 +152,16 @@ class GemmKernels:
             self.finish(product.partial, product.bias, product, product.splits, NOT_GATED)
             product.is_made = True
         return product
+
+    def _ungrouped(self, rows: int, matrix: Matrix, shape: GemmShape) -> Kernel[...] | None:
+        """Returns the kernel without groups for a shape, if there is one."""
+        name, tile = matrix.format.name, shape.tile_rows
+        if tile == WIDE_GEMM_ROWS:
+            # As many smaller tiles are faster, where they are enough.
+            wide = next(wide for wide in _WIDE_ROWS if ceil_div(rows, tile) * wide >= rows)
+            return self._wide[name, wide]
+        most = next((most for most in _FEW_ROWS if rows <= most), 0)
+        return self._few.get((name, most))
 
     def finish(
         self,
