@@ -83,7 +83,8 @@ class Prometheus:
 
     def get(self, path: str, **parameters: str) -> httpx.Response:
         """What its API says."""
-        return httpx.get(f"{self._url}/api/v1/{path}", params=parameters, timeout=PATIENCE_S)
+        url = f"{self._url}/api/v1/{path}"
+        return httpx.get(url, params=parameters, timeout=PATIENCE_S, verify=False)
 
     def query(self, expression: str) -> list[Any]:
         """The samples an expression has now; none while Prometheus is starting."""
@@ -119,7 +120,7 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
             for unusual in ({}, {}, {"suffix": "."}):  # the last is refused
                 body = {"model": "tiny", "prompt": "hello " * 40, "max_tokens": 8} | unusual
                 url = f"{server.url}/v1/completions"
-                httpx.post(url, json=body, headers=headers, timeout=PATIENCE_S)
+                httpx.post(url, json=body, headers=headers, timeout=PATIENCE_S, verify=False)
             # Rates need two samples of a series, and rules one evaluation more.
             running.wait_for("rate(rocmforge_request_errors_total[20s])")
             running.wait_for("rocmforge:error_ratio or rocmforge:inter_token_latency_seconds:p95")

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from fnmatch import fnmatch
-from io import BytesIO
+from io import BufferedRandom, BytesIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, BinaryIO, Final, Protocol
@@ -206,8 +206,7 @@ def _fetch_blob(hub: Hub, model: HubModel, file: HubFile, blob: Path, meter: Met
     partial = _partial(blob)
     if blob.is_file():
         return
-    with partial.open("a+b") as target:
-        fcntl.flock(target, fcntl.LOCK_EX)  # another process may fetch the same
+    with _alone_with(partial) as target:  # another process may fetch the same
         if blob.is_file():
             partial.unlink(missing_ok=True)
             return
@@ -224,6 +223,17 @@ def _fetch_blob(hub: Hub, model: HubModel, file: HubFile, blob: Path, meter: Met
                 f"{found[:12]}..., not {str(file.sha256)[:12]}...). It was thrown away; try again."
             )
         partial.rename(blob)
+
+
+@contextmanager
+def _alone_with(path: Path) -> Iterator[BufferedRandom]:
+    """Opens a file once no other process has it so; makes it anew if one threw it away."""
+    while True:
+        with path.open("a+b") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            if os.fstat(file.fileno()).st_nlink:
+                yield file
+                return
 
 
 @contextmanager

@@ -180,7 +180,7 @@ def until(server: LiveServer, model: str, wanted: str) -> None:
 
 
 def unload(server: LiveServer, model: str) -> httpx.Response:
-    return httpx.post(f"{server.url}/v1/models/{model}/unload", timeout=PATIENCE_S)
+    return httpx.post(f"{server.url}/v1/models/{model}/unload", timeout=PATIENCE_S, verify=False)
 
 
 def engines(server: LiveServer) -> list[int]:

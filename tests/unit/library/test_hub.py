@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
 import os
 import shutil
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 from huggingface_hub import constants, scan_cache_dir
@@ -190,6 +192,44 @@ def test_two_at_once_fetch_a_file_once(hub: Hub, fake: FakeHub) -> None:
         thread.join()
     assert pull(hub).read_bytes() == WEIGHTS
     assert fake.sent_bytes < len(WEIGHTS) + 10_000
+    assert not unfinished(hub)
+
+
+class _Meanwhile(Counting):
+    """Does something when a download begins."""
+
+    def __init__(self, act: Callable[[], object]) -> None:
+        super().__init__()
+        self._act = act
+
+    def begin(self, file: HubFile, done: int) -> None:
+        super().begin(file, done)
+        self._act()
+
+
+def test_who_waited_for_other_content_than_promised_fetches_it_anew(
+    hub: Hub, fake: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake.changed["model-Q4_K_M.gguf"] = WEIGHTS[:-1] + b"?"
+    waits, paths, lock = threading.Event(), list[Path](), fcntl.flock
+    second = threading.Thread(
+        target=lambda: paths.append(pull(hub, meter=_Meanwhile(fake.changed.clear)))
+    )
+
+    def locking(file: BinaryIO, operation: int) -> None:
+        if threading.current_thread() is second:
+            waits.set()
+        lock(file, operation)
+
+    def begin_second() -> None:
+        second.start()
+        assert waits.wait(30)
+
+    monkeypatch.setattr(fcntl, "flock", locking)
+    with pytest.raises(DownloadFailed, match="came with other content"):
+        pull(hub, meter=_Meanwhile(begin_second))
+    second.join()
+    assert [path.read_bytes() for path in paths] == [WEIGHTS]
     assert not unfinished(hub)
 
 
