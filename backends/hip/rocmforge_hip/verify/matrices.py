@@ -59,8 +59,13 @@ def groups() -> Iterator[Group]:
     quantised = [name for name, format in FORMATS.items() if format.is_quantised]
     for name, other in zip_longest(quantised[::2], quantised[1::2], fillvalue=""):
         recipe = replace(square, format=name, value_format=other, least_wide_rows=1)
-        title = f"{name} and {other or name}, 17 rows as of many"
-        yield Group(recipe, (Case("gemm", title, _HALF_WEIGHTS, partial(_linear, rows=17)),))
+        title = f"{name} and {other or name}, " + "{} rows as of many"
+        # Of more than 256, some devices take all together.
+        cases = [
+            Case("gemm", title.format(rows), _HALF_WEIGHTS, partial(_linear, rows=rows))
+            for rows in (17, 258)
+        ]
+        yield Group(recipe, tuple(cases))
     recipe = replace(square, format="q4_k", value_format="q6_k")
     cases = [
         Case("gemv", f"q4_k and q6_k, {_rows(rows)}", _FLOAT_SUM, partial(_linear, rows=rows))
