@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from tests.support.launches.host_platform import HostPlatform
 from tests.support.launches.kernels import Device, KernelFault
 
 Float32 = npt.NDArray[np.float32]
@@ -82,6 +83,12 @@ def _multiply(device: Device, mistake: Mistake) -> tuple[Float32, Float32]:
 
 def test_warpgroups_multiply(device: Device) -> None:
     np.testing.assert_array_equal(*_multiply(device, Mistake.NONE))
+
+
+def test_they_do_in_launches_that_are_not_watched(device: Device, host: HostPlatform) -> None:
+    with host.watching(1):
+        for _ in range(3):
+            np.testing.assert_array_equal(*_multiply(device, Mistake.NONE))
 
 
 @pytest.mark.parametrize(
