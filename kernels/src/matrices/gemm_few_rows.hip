@@ -5,22 +5,9 @@
 #include "rf/gemm/gemm_few_rows.h"
 #include "rf/gemm/ungrouped.h"
 
-#if RF_WARPGROUPS
-#define RF_BOUNDS __launch_bounds__(rf::kFewRowsWaves* rf::kWave, rf::kFewRowsBlocks)
-#define RF_RUN(Format, kRows)                    \
-  using Gemm = rf::FewRowsOf<rf::Format, kRows>; \
-  RF_LARGE_LDS(Gemm::Lds, lds);                  \
-  rf::prepare<rf::Format>();                     \
-  Gemm::run(arguments, *lds)
-#else
-#define RF_BOUNDS __launch_bounds__(256)
-#define RF_RUN(Format, kRows) static_cast<void>(arguments)
-#endif
-
-// As rf_gemm_*, without groups, for up to kRows rows. Grid: (1, ceil(stored rows / 128), splits),
-// block: the most threads that the kernel is compiled for.
+// As rf_gemm_*, without groups, for up to kRows rows.
 #define RF_GEMM_FEW_ROWS(name, Format, kRows) \
-  RF_UNGROUPED_GEMM(rf_gemm_##name##_r##kRows, kRows, RF_BOUNDS, RF_RUN(Format, kRows))
+  RF_UNGROUPED_GEMM(rf_gemm_##name##_r##kRows, Format, kRows, rf::FewRowsOf<rf::Format, kRows>)
 #define RF_GEMM_FEW_ROWS_OF(name, Format, ...) \
   RF_GEMM_FEW_ROWS(name, Format, 16)           \
   RF_GEMM_FEW_ROWS(name, Format, 32)           \

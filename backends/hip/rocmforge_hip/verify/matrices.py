@@ -59,10 +59,13 @@ def groups() -> Iterator[Group]:
     quantised = [name for name, format in FORMATS.items() if format.is_quantised]
     for name, other in zip_longest(quantised[::2], quantised[1::2], fillvalue=""):
         recipe = replace(square, format=name, value_format=other, least_wide_rows=1)
-        title = f"{name} and {other or name}, " + "{} rows as of many"
+        title = f"{name} and {other or name}"
         # Of more than 256, some devices take all together.
         cases = [
-            Case("gemm", title.format(rows), _HALF_WEIGHTS, partial(_linear, rows=rows))
+            Case(
+                *("gemm", f"{title}, {_rows(rows)} as of many", _HALF_WEIGHTS),
+                partial(_linear, rows=rows),
+            )
             for rows in (17, 258)
         ]
         yield Group(recipe, tuple(cases))

@@ -43,6 +43,7 @@ class FewRowsGemm {
 
  public:
   static constexpr int kMostRows = kRows;
+  static constexpr int kThreads = Block::kThreads, kBlocks = kFewRowsBlocks;
 
   union Lds {
     alignas(warpgroup::kPlainAlignment)

@@ -10,7 +10,6 @@
 
 #include "rf/gemm/gemm_block.h"
 #include "rf/gemm/gemm_tiles.h"
-#include "rf/gemm/ungrouped.h"
 #include "rf/mma/warpgroup.h"
 
 namespace rf {
@@ -45,7 +44,6 @@ class WarpgroupGemm {
   };
 
   static __device__ __forceinline__ void run(const GemmArguments& arguments, Lds& lds) {
-    prepare<Format>();
     const int first_column = blockIdx.y * kTileColumns;
     const int begin = blockIdx.z * arguments.split_quant_blocks / kStepQuantBlocks;
     const int end = min(begin + arguments.split_quant_blocks / kStepQuantBlocks,
@@ -298,22 +296,3 @@ class WarpgroupGemm {
 #endif
 
 }  // namespace rf
-
-// Defines a kernel, `name`, with such tiles: as rf_gemm_*, without groups, for an even number of
-// quant blocks. Grid: (ceil(rows / kTileRows), ceil(stored rows / 128), splits), block: the most
-// threads that the kernel is compiled for.
-#if RF_WARPGROUPS
-#define RF_WARPGROUP_BOUNDS(Format, kTileRows)                            \
-  __launch_bounds__((rf::WarpgroupGemm<rf::Format, kTileRows>::kThreads), \
-                    (rf::WarpgroupGemm<rf::Format, kTileRows>::kBlocks))
-#define RF_WARPGROUP_RUN(Format, kTileRows)              \
-  using Gemm = rf::WarpgroupGemm<rf::Format, kTileRows>; \
-  RF_LARGE_LDS(Gemm::Lds, lds);                          \
-  Gemm::run(arguments, *lds)
-#else
-#define RF_WARPGROUP_BOUNDS(Format, kTileRows) __launch_bounds__(256)
-#define RF_WARPGROUP_RUN(Format, kTileRows) static_cast<void>(arguments)
-#endif
-#define RF_WARPGROUP_GEMM(name, Format, kTileRows)                           \
-  RF_UNGROUPED_GEMM(name, kTileRows, RF_WARPGROUP_BOUNDS(Format, kTileRows), \
-                    RF_WARPGROUP_RUN(Format, kTileRows))

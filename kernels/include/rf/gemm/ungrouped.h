@@ -2,11 +2,26 @@
 #pragma once
 
 #include "rf/gemm/gemm_block.h"
+#include "rf/mma/warpgroup.h"
+#include "rf/weights/formats.h"
 
-// Defines such a kernel, `name`, with tiles of so many rows and for so many threads: it does what
-// is last, with `arguments`.
-#define RF_UNGROUPED_GEMM(name, kTileRows, bounds, ...)                                 \
-  extern "C" __global__ bounds void name(                                               \
+#if RF_WARPGROUPS
+#define RF_UNGROUPED_BOUNDS(...) __launch_bounds__((__VA_ARGS__::kThreads), (__VA_ARGS__::kBlocks))
+#define RF_UNGROUPED_RUN(Format, ...) \
+  using Gemm = __VA_ARGS__;           \
+  RF_LARGE_LDS(Gemm::Lds, lds);       \
+  rf::prepare<rf::Format>();          \
+  Gemm::run(arguments, *lds)
+#else
+#define RF_UNGROUPED_BOUNDS(...) __launch_bounds__(256)
+#define RF_UNGROUPED_RUN(Format, ...) static_cast<void>(arguments)
+#endif
+
+// Defines such a kernel, `name`, for tiles of so many rows of x: it does what the class does that
+// is last. Grid: (ceil(rows / kTileRows), ceil(stored rows / 128), splits), block: the most threads
+// that the kernel is compiled for.
+#define RF_UNGROUPED_GEMM(name, Format, kTileRows, ...)                                 \
+  extern "C" __global__ RF_UNGROUPED_BOUNDS(__VA_ARGS__) void name(                     \
       const uint8_t* __restrict__ weight, const rf::half* __restrict__ x,               \
       const float* __restrict__ bias, const float* __restrict__ up_bias, float* out,    \
       rf::half* out_half, float* partial, int rows, int out_features, int quant_blocks, \
@@ -22,5 +37,5 @@
                                       {bias, out, out_half},                            \
                                       partial,                                          \
                                       split_quant_blocks};                              \
-    __VA_ARGS__;                                                                        \
+    RF_UNGROUPED_RUN(Format, __VA_ARGS__);                                              \
   }
