@@ -178,6 +178,7 @@ def _chosen(
         "streamed": tuple(format for format in formats if format.is_streamed),
         "staged": tuple(format for format in formats if format.is_staged),
         "paired": tuple(format for format in formats if format.is_paired),
+        "beside_q6_k": tuple(format for format in formats if format.is_beside_q6_k),
         "exponents": tuple(f for f in formats if f.exponent_scales),
         "experts": tuple(f for f in formats if f.has_deferred_experts),
     }

@@ -90,15 +90,17 @@ __device__ __forceinline__ void stream_mixed(const StreamMatrix& first, const St
                                              StreamSlots<kBytes>* lds) {
   __shared__ StreamParts<1> parts;
   const int blocks = static_cast<int>(gridDim.x), block = static_cast<int>(blockIdx.x);
-  const int64_t of_first = static_cast<int64_t>(first.tiles()) * first.pieces();
-  const int64_t of_second = static_cast<int64_t>(second.tiles()) * second.pieces();
-  const int64_t of_third = static_cast<int64_t>(third.tiles()) * third.pieces();
-  const int64_t of_all = of_first + of_second + of_third;
+  const auto bytes_of = [](const StreamMatrix& matrix) {
+    return static_cast<uint32_t>(matrix.tiles()) * static_cast<uint32_t>(matrix.pieces());
+  };
+  const uint32_t of_first = bytes_of(first), of_second = bytes_of(second);
+  const uint32_t of_third = bytes_of(third), of_all = of_first + of_second + of_third;
+  const auto share = [&](uint32_t own) {
+    return max(static_cast<int>(gridDim.x * own / of_all), 1);
+  };
   const int others = (of_second ? 1 : 0) + (of_third ? 1 : 0);
-  const int end = min(max(static_cast<int>(blocks * of_first / of_all), 1), blocks - others);
-  const int more = of_second ? min(max(static_cast<int>(blocks * of_second / of_all), 1),
-                                   blocks - end - (of_third ? 1 : 0))
-                             : 0;
+  const int end = min(share(of_first), blocks - others);
+  const int more = of_second ? min(share(of_second), blocks - end - (of_third ? 1 : 0)) : 0;
   const int next_end = of_third ? end + more : blocks;
   StreamMatrix own = first;
   Units units{block, of_second ? end : blocks, 0};

@@ -32,6 +32,8 @@ class WeightFormat:
             says, too.
         is_paired: There is a kernel for up to 128 rows of which a multiprocessor of Hopper GPUs has
             two blocks, where registers suffice for that.
+        is_beside_q6_k: Files that are mostly of this format have some values of a layer in Q6_K, so
+            there are kernels of Hopper GPUs that multiply few rows with matrices of both.
     """
 
     name: str
@@ -45,6 +47,7 @@ class WeightFormat:
     is_streamed: bool = False
     is_staged: bool = False
     is_paired: bool = False
+    is_beside_q6_k: bool = False
 
     def __str__(self) -> str:
         """Returns the name as people know it."""
@@ -79,6 +82,7 @@ def _scaled(
     is_streamed: bool = False,
     is_staged: bool = False,
     is_paired: bool = False,
+    is_beside_q6_k: bool = False,
 ) -> WeightFormat:
     return WeightFormat(
         name=name,
@@ -90,6 +94,7 @@ def _scaled(
         is_streamed=is_streamed,
         is_staged=is_staged,
         is_paired=is_paired,
+        is_beside_q6_k=is_beside_q6_k,
     )
 
 
@@ -118,8 +123,9 @@ _ROWS: Final = (
         is_streamed=True,
         is_staged=True,
         is_paired=True,
+        is_beside_q6_k=True,
     ),
-    _scaled("q5_k", 256, 176, 1024, 0, 2, is_mixed=True),
+    _scaled("q5_k", 256, 176, 1024, 0, 2, is_mixed=True, is_beside_q6_k=True),
     _scaled("q6_k", 256, 210, 4096, 208, is_mixed=True, is_staged=True),
     _scaled("iq4_xs", 256, 136, 4096, 0, is_mixed=True),
     _scaled("iq3_s", 256, 110, 465, 0),

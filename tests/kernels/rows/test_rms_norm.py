@@ -104,7 +104,8 @@ def test_splits_are_added_up_as_in_launches_of_their_own(
     partial, offset = device.upload(parts), bias if with_bias else None
     delta = device.empty((rows, dim), np.float32)
     grid = (-(-dim // 256), rows)
-    device.launch("rf_gemm_sum", partial, offset, delta, None, splits, dim, 0, grid=grid, block=256)
+    sums = partial, offset, delta, None, None, None, None, splits, dim, 0, 0
+    device.launch("rf_gemm_sum", *sums, grid=grid, block=256)
     scale = device.upload(np.array([0.37], np.float32))
     for post_norm, factor in ((None, None), (post, scale)):
         found = []

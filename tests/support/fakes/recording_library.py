@@ -23,6 +23,8 @@ class RecordingLibrary:
         self.launched: list[tuple[str, Grid]] = []
         self.threads: list[int] = []
         """Of each launch."""
+        self.arguments: list[dict[str, Any]] = []
+        """The same."""
         self._max_threads = max_threads
 
     @property
@@ -49,3 +51,4 @@ class RecordingKernel:
         """Writes the launch down."""
         self._library.launched.append((self._name, grid))
         self._library.threads.append(threads)
+        self._library.arguments.append(arguments)

@@ -67,7 +67,8 @@ def gemm(
         block=device.max_threads(kernel),
     )
     if partial is not None:
-        arguments = (bias, out, out_half, splits, layer.out_features, layer.activation)
+        no_second, features = (None, None, None), (layer.out_features, 0)
+        arguments = (bias, out, out_half, *no_second, splits, *features, layer.activation)
         grid = (-(-layer.out_features // 256), rows)
         device.launch("rf_gemm_sum", partial, *arguments, grid=grid, block=256)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -12,8 +13,8 @@ from rocmforge_hip.device.memory import DeviceArray, spec
 from rocmforge_hip.ops.activations import Activation, Forms
 from rocmforge_hip.ops.geometry import Geometry
 from rocmforge_hip.ops.linear.forms import FormKernels
-from rocmforge_hip.ops.linear.gemm import GemmKernels, UnmadeSplits
-from rocmforge_hip.weights.formats import FORMATS, Matrix
+from rocmforge_hip.ops.linear.gemm import Factor, GemmKernels, UnmadeSplits
+from rocmforge_hip.weights.formats import FORMATS, Matrix, round_up
 from tests.support.fakes.recording_library import RecordingLibrary
 
 F32 = spec((), "f4").dtype
@@ -94,3 +95,73 @@ def test_what_splits_left_is_added_up_before_others_take_its_place(
     assert gemm.make(second) is second
     assert [name for name, _ in library.launched][-1] == "rf_gemm_sum"
     assert len(library.launched) == len(names) + 1, "it is made once"
+
+
+def two(
+    names: tuple[str, str] = ("q4_k", "q6_k"),
+    features: tuple[int, int] = (5120, 1024),
+    rows: int = 12,
+    in_features: int = 4096,
+    has: Callable[[str], bool] = lambda name: True,
+) -> tuple[RecordingLibrary, list[Activation]]:
+    """What one launch makes of two matrices, if one does, in their order, and the launches.
+
+    The bias of each lies behind its result.
+    """
+    library = RecordingLibrary(has)
+    kernels, arena = cast(Any, library), SimpleNamespace(gemm_partial=DeviceArray(0, (1,), F32))
+    forms = FormKernels(kernels, 1)
+    gemm = GemmKernels(kernels, Geometry(132), cast(Any, arena), frozenset(names), forms)
+    halves = DeviceArray(0, (rows, in_features), F32)
+    x = Activation(Forms(f16=halves), rows, in_features, f16=halves)
+    factors = [
+        Factor(
+            Matrix(DeviceArray(0, (1,), F32), FORMATS[name], each, in_features, round_up(each, 32)),
+            Forms(f32=DeviceArray(each, (64, each), F32)),
+            DeviceArray(each + 1, (each,), F32),
+        )
+        for name, each in zip(names, features, strict=True)
+    ]
+    products = gemm.multiply_two(x, factors, half=False)
+    return library, [products[factor.matrix] for factor in factors] if products else []
+
+
+@pytest.mark.parametrize(("rows", "most"), [(9, 16), (17, 32), (64, 64)])
+@pytest.mark.parametrize("other", ["q4_k", "q5_k"])
+@pytest.mark.parametrize("is_first", [True, False], ids=["first", "second"])
+def test_one_launch_multiplies_with_q6_k_and_another_type(
+    other: str, rows: int, most: int, *, is_first: bool
+) -> None:
+    by_order = (other, 5120), ("q6_k", 1024)
+    first, second = by_order if is_first else by_order[::-1]
+    names, features = (first[0], second[0]), (first[1], second[1])
+    library, products = two(names, features, rows=rows)
+    assert [(each.rows, each.features) for each in products] == [(rows, each) for each in features]
+    (product, (_, tiles, splits)), total = library.launched
+    assert (product, tiles) == (f"rf_gemm_beside_q6_k_{other}_r{most}", 40 + 8)
+    assert splits > 1
+    assert total == ("rf_gemm_sum", (24, rows, 1))
+    added = library.arguments[-1]
+    places = [added[name].address for name in ("out", "bias", "second_out", "second_bias")]
+    assert places == [5120, 5121, 1024, 1025]
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"names": ("q4_k", "q4_k")},
+        {"names": ("q4_k", "q8_0")},
+        {"names": ("q8_0", "q6_k")},
+        {"features": (5120, 1000)},
+        {"features": (28672, 1024)},
+        {"in_features": 256},
+        {"rows": 65},
+        {"has": lambda name: "beside" not in name},
+    ],
+    ids=lambda changed: next(iter(changed)),
+)
+def test_other_pairs_of_matrices_have_launches_of_their_own(changed: dict[str, Any]) -> None:
+    known: dict[str, Any] = {"has": lambda name: not name.endswith(("q8_0_r16", "_r128"))}
+    library, products = two(**(known | changed))
+    assert not products
+    assert not library.launched

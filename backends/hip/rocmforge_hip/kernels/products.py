@@ -325,17 +325,36 @@ def rf_gemm_ungrouped(
     """Does what `rf_gemm` does, without groups, for few rows or in tiles of very many."""
 
 
+def rf_gemm_beside(
+    *,
+    weight: Pointer,
+    second_weight: Pointer,
+    x: Pointer,
+    partial: Pointer,
+    rows: I32,
+    first_features: I32,
+    second_features: I32,
+    quant_blocks: I32,
+    split_quant_blocks: I32,
+) -> None:
+    """Does what `rf_gemm` does for few rows and two matrices, whose K is split."""
+
+
 def rf_gemm_sum(
     *,
     partial: Pointer,
     bias: Pointer | None,
     out: Pointer | None,
     out_half: Pointer | None,
+    second_bias: Pointer | None,
+    second_out: Pointer | None,
+    second_out_half: Pointer | None,
     splits: I32,
     out_features: I32,
+    second_features: I32,
     activation: I32,
 ) -> None:
-    """Adds up what a split GEMM left."""
+    """Adds up what a split GEMM left, of one matrix or two."""
 
 
 def rf_lora_shrink(

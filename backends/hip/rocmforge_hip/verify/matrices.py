@@ -98,6 +98,17 @@ def groups() -> Iterator[Group]:
         gated = partial(_gated, rows=12, kind=kind)
         cases.append(Case("split gemm", f"gated, {kind}, 12 rows", _HALF_RESULT, gated))
     yield Group(recipe, tuple(cases))
+    for name in (name for name, format in FORMATS.items() if format.is_beside_q6_k):
+        beside = replace(recipe, architecture="qwen2", format=name, value_format="q6_k")
+        beside = replace(beside, intermediate_size=256, heads=4)
+        cases = [
+            Case(
+                *("split gemm", f"{name} and q6_k, {_rows(rows)}", _HALF_WEIGHTS),
+                partial(_linear, rows=rows),
+            )
+            for rows in (9, 30, 50)
+        ]
+        yield Group(beside, tuple(cases))
     for name in ("f32", "f16", "bf16"):
         recipe = Recipe(architecture="bert", format=name, hidden_size=160, vocab=96, kv_heads=4)
         cases = [

@@ -127,7 +127,7 @@ class DirectGemm {
     // Each block begins at a place of K of its own, and goes around: otherwise all of them would
     // ask for the same rows of x at once, which lie in few banks of the L2 cache.
     const int steps = (end - begin + kTileQuantBlocks - 1) / kTileQuantBlocks;
-    int step = static_cast<int>(static_cast<int64_t>(blockIdx.y) * steps / gridDim.y);
+    int step = static_cast<int>(blockIdx.y * static_cast<unsigned>(steps) / gridDim.y);
     const auto place = [&] { return begin + step * kTileQuantBlocks; };
 
     Weights weights(arguments, first_column + Block::wave_column());

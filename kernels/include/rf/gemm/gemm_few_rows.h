@@ -22,8 +22,11 @@ using Either = EitherOf<kFirst, First, Second>::Type;
 
 template <class Format, int kRows, bool kStaged>
 class FewRowsGemm {
-  using Block = GemmBlock<(kRows < 16 ? 16 : kRows), kFewRowsWaves, kFewRowsWaves, true>;
   using Product = FewRowsProduct<Format, kRows, kStaged>;
+  // All rows are staged at once: code for each 16 of them would be most of a kernel's, and code
+  // that is read for the first time takes time (docs/benchmarks/products.md).
+  using Block =
+      GemmBlock<16 * Product::kRowTiles, kFewRowsWaves, kFewRowsWaves, true, Product::kRowTiles>;
   using Activations = Product::Activations;
   using Held = Product::Held;
   static constexpr int kQuantBlocks = Format::kQuantBlocks;
@@ -52,13 +55,19 @@ class FewRowsGemm {
   };
 
   static __device__ __forceinline__ void run(const GemmArguments& arguments, Lds& lds) {
-    const int first_column = blockIdx.y * kTileColumns;
+    run(arguments, lds, blockIdx.y, arguments.outputs.stored_rows());
+  }
+
+  // For tile `column_tile` of the matrix. Rows of parts of K are `part_columns` floats apart.
+  static __device__ __forceinline__ void run(const GemmArguments& arguments, Lds& lds,
+                                             int column_tile, int part_columns) {
+    const int first_column = column_tile * kTileColumns;
     const int begin = blockIdx.z * arguments.split_quant_blocks;
     const int end = min(begin + arguments.split_quant_blocks, arguments.quant_blocks);
 
     // Each block begins at a place of K of its own, as in gemm_direct.h.
     const int steps = (end - begin + kStepQuantBlocks - 1) / kStepQuantBlocks;
-    int step = static_cast<int>(static_cast<int64_t>(blockIdx.y) * steps / gridDim.y);
+    int step = static_cast<int>(blockIdx.y * static_cast<unsigned>(steps) / gridDim.y);
     int x_step = step, x_tile = 0;  // that are loaded next
 
     const auto x_in = [&](int buffer) {
@@ -112,7 +121,11 @@ class FewRowsGemm {
         buffer = 1 - buffer;
       }
     }
-    Block::store(sums.all, 1.0f, lds.staged, arguments, first_column);
+    if (arguments.partial) {
+      store_part(sums.rows, arguments, first_column + Block::wave_column(), part_columns);
+    } else {
+      Block::store(sums.all, 1.0f, lds.staged, arguments, first_column);
+    }
   }
 
  private:
@@ -122,6 +135,32 @@ class FewRowsGemm {
     typename Product::Accumulators rows;
     typename Block::Accumulators all;
   };
+
+  // Writes the sums of a part of K straight from the lanes, of which eight have columns that lie
+  // side by side: through LDS waves would wait for each other.
+  static __device__ __forceinline__ void store_part(const Product::Accumulators& sums,
+                                                    const GemmArguments& arguments,
+                                                    int first_column, int part_columns) {
+    const int column = first_column + Mma::lane_row(0);
+    const int first_row = arguments.first_row + Mma::column(0);
+    const int rows = arguments.rows - first_row;
+    const int64_t place = static_cast<int64_t>(blockIdx.z) * arguments.rows + first_row;
+    float* const first = arguments.partial + place * part_columns + column;
+#pragma unroll
+    for (int r = 0; r < Mma::kLaneRows; ++r) {
+      if (column + r * kGroupRows >= arguments.outputs.stored_rows()) continue;
+#pragma unroll
+      for (int i = 0; i < Product::kRowTiles; ++i) {
+#pragma unroll
+        for (int v = 0; v < kAccValues; ++v) {
+          if (v % 4 / 2 != r) continue;
+          const int row = 16 * i + v / 4 * 8 + v % 2;  // behind the lane's first
+          float* const to = first + static_cast<int64_t>(part_columns) * row + r * kGroupRows;
+          if (row < rows) *to = sums[i].value[v];
+        }
+      }
+    }
+  }
 
   // What a lane loads of the weights of its wave, straight from memory.
   class Direct {

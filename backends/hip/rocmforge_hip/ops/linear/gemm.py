@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -21,6 +22,17 @@ _FEW_ROWS: Final = (16, 32, 64, 128)
 """The most rows of kernels that have no groups and one tile of rows, where devices have those."""
 _WIDE_ROWS: Final = (256, WIDE_GEMM_ROWS)
 """The rows of the tiles of kernels that have no groups, for very many rows."""
+_BESIDE: Final = "q6_k"
+"""The format of the second of two matrices that one launch multiplies with."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Factor:
+    """What activations are multiplied with, and where the product goes."""
+
+    matrix: Matrix
+    result: Forms[DeviceArray]
+    bias: DeviceArray | None
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -62,6 +74,14 @@ class GemmKernels:
             {(name, most): f"rf_gemm_{name}_r{most}" for name in formats for most in _FEW_ROWS},
             products.rf_gemm_ungrouped,
         )
+        self._beside = library.available(
+            {
+                (name, most): f"rf_gemm_beside_{_BESIDE}_{name}_r{most}"
+                for name in formats
+                for most in _FEW_ROWS
+            },
+            products.rf_gemm_beside,
+        )
         self._wide = library.available(
             {
                 (name, tile): f"rf_gemm_wide_{name}_r{tile}"
@@ -97,9 +117,7 @@ class GemmKernels:
         )
         if up_bias is not None:
             shape = GemmShape(shape.tile_rows, 1, matrix.quant_blocks)
-        partial = None if shape.splits == 1 else self._arena.gemm_partial
-        if partial is not None and self._left is not None:
-            self.make(self._left)
+        partial = None if shape.splits == 1 else self._partial()
         grid = (
             ceil_div(x.rows, shape.tile_rows),
             ceil_div(matrix.stored_rows, GEMM_COLUMNS),
@@ -139,6 +157,44 @@ class GemmKernels:
         self.finish(partial, bias, out, shape.splits, gate)
         return out
 
+    def multiply_two(
+        self, x: Activation, factors: Sequence[Factor], *, half: bool
+    ) -> dict[Matrix, Activation] | None:
+        """Returns the products with two matrices, which one launch makes and another adds up.
+
+        None if there are no such kernels for these, or K is not split for so few rows.
+        """
+        by_order = sorted(factors, key=lambda factor: factor.matrix.format.name == _BESIDE)
+        matrices = [factor.matrix for factor in by_order]
+        kernel = self._beside.get((matrices[0].format.name, _few_rows(x.rows)))
+        names = [matrix.format.name for matrix in matrices]
+        is_whole = all(matrix.stored_rows == matrix.out_features for matrix in matrices)
+        if kernel is None or names[1:] != [_BESIDE] or not is_whole:
+            return None
+        (first, second), rows = by_order, x.rows
+        features, more = first.matrix.out_features, second.matrix.out_features
+        shape = self._geometry.gemm(rows, features + more, first.matrix.quant_blocks)
+        if shape.splits == 1:
+            return None
+        outs = [empty(each.result, rows, each.matrix.out_features, half=half) for each in by_order]
+        partial = self._partial()
+        tiles = ceil_div(features, GEMM_COLUMNS) + ceil_div(more, GEMM_COLUMNS)
+        kernel.launch(
+            (1, tiles, shape.splits),
+            kernel.max_threads,
+            weight=first.matrix.data,
+            second_weight=second.matrix.data,
+            x=self._forms.half(x),
+            partial=partial,
+            rows=rows,
+            first_features=features,
+            second_features=more,
+            quant_blocks=first.matrix.quant_blocks,
+            split_quant_blocks=shape.split_quant_blocks,
+        )
+        self._add_up(partial, list(zip(outs, (first.bias, second.bias), strict=True)), shape.splits)
+        return dict(zip(matrices, outs, strict=True))
+
     def take(self, product: UnmadeSplits) -> None:
         """Leaves it to the caller to add up a product that is not made."""
         assert product is self._left
@@ -160,8 +216,13 @@ class GemmKernels:
             # As many smaller tiles are faster, where they are enough.
             wide = next(wide for wide in _WIDE_ROWS if ceil_div(rows, tile) * wide >= rows)
             return self._wide[name, wide]
-        most = next((most for most in _FEW_ROWS if rows <= most), 0)
-        return self._few.get((name, most))
+        return self._few.get((name, _few_rows(rows)))
+
+    def _partial(self) -> DeviceArray:
+        """Returns the place of the splits of a product, which no other's are in."""
+        if self._left is not None:
+            self.make(self._left)
+        return self._arena.gemm_partial
 
     def finish(
         self,
@@ -172,14 +233,36 @@ class GemmKernels:
         gate: int,
     ) -> None:
         """Adds up what the splits of K of a GEMM left, in stored rows, and applies the gate."""
+        self._add_up(partial, [(out, bias)], splits, gate)
+
+    def _add_up(
+        self,
+        partial: DeviceArray,
+        outs: Sequence[tuple[Activation, DeviceArray | None]],
+        splits: int,
+        gate: int = NOT_GATED,
+    ) -> None:
+        """Adds up the splits of one product or two, each with its bias."""
+        (out, bias), *others = outs
+        second, second_bias = others[0] if others else (None, None)
+        features = out.features + (second.features if second else 0)
         self._sum.launch(
-            (ceil_div(out.features, _SUM_THREADS), out.rows, 1),
+            (ceil_div(features, _SUM_THREADS), out.rows, 1),
             _SUM_THREADS,
             partial=partial,
             bias=bias,
             out=out.f32,
             out_half=out.f16,
+            second_bias=second_bias,
+            second_out=second.f32 if second else None,
+            second_out_half=second.f16 if second else None,
             splits=splits,
             out_features=out.features,
+            second_features=second.features if second else 0,
             activation=gate,
         )
+
+
+def _few_rows(rows: int) -> int:
+    """Returns the most rows of the kernels for so few; 0: there are none."""
+    return next((most for most in _FEW_ROWS if rows <= most), 0)

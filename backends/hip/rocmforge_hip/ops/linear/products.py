@@ -21,7 +21,7 @@ from rocmforge_hip.device.memory import DeviceArray
 from rocmforge_hip.ops.activations import Activation, ActivationArrays
 from rocmforge_hip.ops.geometry import Geometry, gemv_rows
 from rocmforge_hip.ops.linear.forms import FormKernels
-from rocmforge_hip.ops.linear.gemm import GemmKernels
+from rocmforge_hip.ops.linear.gemm import Factor, GemmKernels
 from rocmforge_hip.ops.linear.gemv import GemvKernels
 from rocmforge_hip.ops.linear.int8_products import Int8Products
 from rocmforge_hip.ops.linear.later import NormLater, RouterSums, UnmadeProduct, is_norm_later
@@ -98,13 +98,26 @@ class LinearKernels:
         if is_one and self._are_mixed(x, stacks):
             products = self._mixed.several(x, list(stacks.values()))
         else:
-            products = {
+            products = self._multiply_two(x, list(stacks.values()), half=half) or {
                 matrix: self.multiply(x, part, bias, half=half)
                 for matrix, (part, bias) in stacks.items()
             }
         for matrix, product in products.items():
             then(matrix, product)
         return tuple(_columns(products[part.matrix], part) for part in parts)
+
+    def _multiply_two(
+        self, x: Activation, factors: Sequence[tuple[MatrixPart, Weight | None]], *, half: bool
+    ) -> dict[Matrix, Activation] | None:
+        """Returns the products of two matrices as `GemmKernels.multiply_two` does."""
+        if len(factors) != 2 or x.rows <= self.gemv_rows:
+            return None
+        return self.gemm.multiply_two(x, [self._factor(*each) for each in factors], half=half)
+
+    def _factor(self, part: MatrixPart, bias: Weight | None) -> Factor:
+        assert part.product is not None, "nothing is multiplied with this table"
+        offset = optional_vector(bias, part.matrix.out_features)
+        return Factor(part.matrix, self._arena.product(part.product), offset)
 
     def multiply(
         self,
