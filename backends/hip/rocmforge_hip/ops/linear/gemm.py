@@ -28,7 +28,7 @@ _BESIDE: Final = "q6_k"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Factor:
-    """What activations are multiplied with, and where the product goes."""
+    """A matrix that activations are multiplied with, and where the product goes."""
 
     matrix: Matrix
     result: Forms[DeviceArray]
