@@ -54,7 +54,7 @@ MAX_TOKENS: Final = 512
 MAX_SEQUENCES: Final = 8
 CONTEXT: Final = 320
 NUM_BLOCKS: Final = 24
-_STAGING_BYTES: Final = 16 << 20
+_STAGING_BYTES: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,10 +180,14 @@ class Workbench:
 
     def get(self, array: DeviceArray) -> Array:
         """Downloads an array, once the device has finished."""
-        driver, stream, size = self._device.driver, self._device.stream, array.nbytes
-        driver.copy_to_host(self._down.address, array.address, size, stream)
-        driver.synchronize_stream(stream)
-        return self._down.bytes[:size].view(array.dtype).reshape(array.shape).copy()
+        driver, stream = self._device.driver, self._device.stream
+        values = np.empty(array.nbytes, np.uint8)
+        for first in range(0, len(values), _STAGING_BYTES):
+            piece = values[first : first + _STAGING_BYTES]
+            driver.copy_to_host(self._down.address, array.address + first, len(piece), stream)
+            driver.synchronize_stream(stream)
+            piece[:] = self._down.bytes[: len(piece)]
+        return values.view(array.dtype).reshape(array.shape)
 
     def result(self, x: Activation) -> Float64:
         """Returns the values of an activation, float32 or float16."""
@@ -273,9 +277,11 @@ class Workbench:
 
     def _put_bytes(self, values: npt.NDArray[np.uint8], address: int) -> None:
         driver, stream = self._device.driver, self._device.stream
-        self._up.bytes[: values.nbytes] = values
-        driver.copy_to_device(address, self._up.address, values.nbytes, stream)
-        driver.synchronize_stream(stream)
+        for first in range(0, len(values), _STAGING_BYTES):
+            piece = values[first : first + _STAGING_BYTES]
+            self._up.bytes[: len(piece)] = piece
+            driver.copy_to_device(address + first, self._up.address, len(piece), stream)
+            driver.synchronize_stream(stream)
 
 
 def _step_input(
