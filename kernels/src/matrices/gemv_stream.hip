@@ -90,11 +90,11 @@ __device__ __forceinline__ void stream_mixed(const StreamMatrix& first, const St
                                              StreamSlots<kBytes>* lds) {
   __shared__ StreamParts<1> parts;
   const int blocks = static_cast<int>(gridDim.x), block = static_cast<int>(blockIdx.x);
-  const auto bytes_of = [](const StreamMatrix& matrix) {
+  const auto pieces_of = [](const StreamMatrix& matrix) {
     return static_cast<uint32_t>(matrix.tiles()) * static_cast<uint32_t>(matrix.pieces());
   };
-  const uint32_t of_first = bytes_of(first), of_second = bytes_of(second);
-  const uint32_t of_third = bytes_of(third), of_all = of_first + of_second + of_third;
+  const uint32_t of_first = pieces_of(first), of_second = pieces_of(second);
+  const uint32_t of_third = pieces_of(third), of_all = of_first + of_second + of_third;
   const auto share = [&](uint32_t own) {
     return max(static_cast<int>(gridDim.x * own / of_all), 1);
   };

@@ -98,6 +98,7 @@ def groups() -> Iterator[Group]:
         gated = partial(_gated, rows=12, kind=kind)
         cases.append(Case("split gemm", f"gated, {kind}, 12 rows", _HALF_RESULT, gated))
     yield Group(recipe, tuple(cases))
+    # Query and key of one type and value of another: some devices multiply with both in one launch.
     for name in (name for name, format in FORMATS.items() if format.is_beside_q6_k):
         beside = replace(recipe, architecture="qwen2", format=name, value_format="q6_k")
         beside = replace(beside, intermediate_size=256, heads=4)
