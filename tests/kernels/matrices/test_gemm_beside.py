@@ -14,7 +14,7 @@ import pytest
 
 from rocmforge.checkpoint.formats import FORMATS
 from tests.support.launches.kernels import Device, check
-from tests.support.operands.gemm import FEW, ROUNDING, Float16, Float32
+from tests.support.operands.gemm import FEW, ROUNDING, Float16, Float32, add_up
 from tests.support.operands.linear import Layer, random_activation, random_layer, worst_error
 
 NAMES = [name for name, each in FORMATS.items() if each.is_beside_q6_k]
@@ -65,12 +65,11 @@ class Both:
             block=device.max_threads(kernel),
         )
         outs = [device.empty((rows, each), dtype, "out") for each in features]
-        pointers = []
+        products = []
         for out, bias in zip(outs, biases, strict=True):
             forms = (None, out) if dtype == np.float16 else (out, None)
-            pointers += [None if bias is None else device.upload(bias, "bias"), *forms]
-        arguments = (partial, *pointers, splits, *features, 0)
-        device.launch("rf_gemm_sum", *arguments, grid=(-(-sum(features) // 256), rows), block=256)
+            products.append((None if bias is None else device.upload(bias, "bias"), *forms))
+        add_up(device, partial, tuple(products), tuple(features))
         return tuple(out.get() for out in outs)
 
     def check(self, found: tuple[npt.NDArray[np.floating], ...]) -> None:

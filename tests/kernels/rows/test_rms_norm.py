@@ -12,6 +12,7 @@ from rocmforge_reference import ops
 from tests.support.launches.kernels import Device, check
 from tests.support.operands.activations import SCALE_DTYPE as ACT_SCALE
 from tests.support.operands.activations import QuantisedActivation
+from tests.support.operands.gemm import add_up
 from tests.support.operands.norms import ALL_SHAPES, random_rows
 
 EPS = 1e-5
@@ -101,11 +102,9 @@ def test_splits_are_added_up_as_in_launches_of_their_own(
     """To the last bit: the sum, the norm of it that is added, and the norm of the whole."""
     parts, old = random_rows(splits * rows, dim), random_rows(rows, dim, seed=3)
     post, weight, bias = (device.upload(random_rows(1, dim, seed=seed)[0]) for seed in (2, 4, 5))
-    partial, offset = device.upload(parts), bias if with_bias else None
+    partial, offset = device.upload(parts.reshape(splits, rows, dim)), bias if with_bias else None
     delta = device.empty((rows, dim), np.float32)
-    grid = (-(-dim // 256), rows)
-    sums = partial, offset, delta, None, None, None, None, splits, dim, 0, 0
-    device.launch("rf_gemm_sum", *sums, grid=grid, block=256)
+    add_up(device, partial, ((offset, delta, None),), (dim,))
     scale = device.upload(np.array([0.37], np.float32))
     for post_norm, factor in ((None, None), (post, scale)):
         found = []

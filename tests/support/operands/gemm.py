@@ -67,10 +67,29 @@ def gemm(
         block=device.max_threads(kernel),
     )
     if partial is not None:
-        no_second, features = (None, None, None), (layer.out_features, 0)
-        arguments = (bias, out, out_half, *no_second, splits, *features, layer.activation)
-        grid = (-(-layer.out_features // 256), rows)
-        device.launch("rf_gemm_sum", partial, *arguments, grid=grid, block=256)
+        products = ((bias, out, out_half),)
+        add_up(device, partial, products, (layer.out_features,), layer.activation)
+
+
+Product = tuple[DeviceArray | None, DeviceArray | None, DeviceArray | None]
+"""A bias and the places of a result in float32 and float16, or None for each."""
+
+
+def add_up(
+    device: Device,
+    partial: DeviceArray,
+    products: tuple[Product, ...],
+    features: tuple[int, ...],
+    activation: int = 0,
+) -> None:
+    """Launches the sum of what splits left, [splits, rows, stored rows], of one product or two."""
+    splits, rows, _ = partial.shape
+    no_second = ((None, None, None),) if len(products) == 1 else ()
+    pointers = (pointer for product in (*products, *no_second) for pointer in product)
+    both = (*features, 0)[:2]
+    grid = (-(-sum(features) // 256), rows)
+    arguments = (partial, *pointers, splits, *both, activation)
+    device.launch("rf_gemm_sum", *arguments, grid=grid, block=256)
 
 
 def check_gemm(

@@ -61,20 +61,9 @@ def groups() -> Iterator[Group]:
         recipe = replace(square, format=name, value_format=other, least_wide_rows=1)
         title = f"{name} and {other or name}"
         # Of more than 256, some devices take all together.
-        cases = [
-            Case(
-                *("gemm", f"{title}, {_rows(rows)} as of many", _HALF_WEIGHTS),
-                partial(_linear, rows=rows),
-            )
-            for rows in (17, 258)
-        ]
-        yield Group(recipe, tuple(cases))
+        yield Group(recipe, _linear_cases("gemm", title, _HALF_WEIGHTS, (17, 258), " as of many"))
     recipe = replace(square, format="q4_k", value_format="q6_k")
-    cases = [
-        Case("gemv", f"q4_k and q6_k, {_rows(rows)}", _FLOAT_SUM, partial(_linear, rows=rows))
-        for rows in (1, 2, 3, 8)
-    ]
-    yield Group(recipe, tuple(cases))
+    yield Group(recipe, _linear_cases("gemv", "q4_k and q6_k", _FLOAT_SUM, (1, 2, 3, 8)))
     recipe = replace(square, format="q6_k")
     yield Group(recipe, tuple(_joined_cases("one slice", (1, 2, 3, 8), _INT8)))
     yield Group(recipe, _deferred_cases("q6_k"))
@@ -100,16 +89,10 @@ def groups() -> Iterator[Group]:
     yield Group(recipe, tuple(cases))
     # Query and key of one type and value of another: some devices multiply with both in one launch.
     for name in (name for name, format in FORMATS.items() if format.is_beside_q6_k):
-        beside = replace(recipe, architecture="qwen2", format=name, value_format="q6_k")
-        beside = replace(beside, intermediate_size=256, heads=4)
-        cases = [
-            Case(
-                *("split gemm", f"{name} and q6_k, {_rows(rows)}", _HALF_WEIGHTS),
-                partial(_linear, rows=rows),
-            )
-            for rows in (9, 30, 50)
-        ]
-        yield Group(beside, tuple(cases))
+        beside = replace(recipe, architecture="qwen2", intermediate_size=256, heads=4)
+        beside = replace(beside, format=name, value_format="q6_k")
+        title = f"{name} and q6_k"
+        yield Group(beside, _linear_cases("split gemm", title, _HALF_WEIGHTS, (9, 30, 50)))
     for name in ("f32", "f16", "bf16"):
         recipe = Recipe(architecture="bert", format=name, hidden_size=160, vocab=96, kv_heads=4)
         cases = [
@@ -130,6 +113,16 @@ def groups() -> Iterator[Group]:
             case_name = f"{name}, with biases, {_rows(rows)}"
             cases.append(Case("biased gated gemm", case_name, _HALF_RESULT, measure))
         yield Group(replace(recipe, format=name), tuple(cases))
+
+
+def _linear_cases(
+    op: str, title: str, limit: float, counts: tuple[int, ...], remark: str = ""
+) -> tuple[Case, ...]:
+    """Returns products of so many rows with query, key and value."""
+    return tuple(
+        Case(op, f"{title}, {_rows(rows)}{remark}", limit, partial(_linear, rows=rows))
+        for rows in counts
+    )
 
 
 def _cases(format: str) -> Iterator[Case]:

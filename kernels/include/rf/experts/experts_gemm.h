@@ -69,35 +69,9 @@ class ExpertsGemm {
         for (int tile = 0; tile < Product::kTiles; ++tile)
           Product::multiply(sums, constants, held, tile, lds.x.tile(step, tile));
       }
-      store(sums, arguments, hidden(first_row) + own_row);
-    }
-  }
-
- private:
-  // Results go out straight from the lanes that have the sums, eight of which have what lies side
-  // by side: through LDS waves would wait for each other.
-  static __device__ __forceinline__ void store(const Product::Accumulators& sums,
-                                               const GemmArguments& arguments, int first_column) {
-    const int columns = arguments.outputs.out_features;
-    const int column = first_column + Mma::lane_row(0);
-    const int first_row = hidden(arguments.first_row) + Mma::column(0);
-    const int rows = arguments.rows - first_row;
-    float* const first = arguments.result.out + static_cast<int64_t>(first_row) * columns + column;
-#pragma unroll
-    for (int r = 0; r < Mma::kLaneRows; ++r) {
-      if (column + r * kGroupRows >= columns) continue;
-      const float* const biases = arguments.result.bias;
-      const float bias = biases ? biases[column + r * kGroupRows] : 0.0f;
-#pragma unroll
-      for (int i = 0; i < Product::kRowTiles; ++i) {
-#pragma unroll
-        for (int v = 0; v < kAccValues; ++v) {
-          if (v % 4 / 2 != r) continue;
-          const int row = 16 * i + v / 4 * 8 + v % 2;  // behind the lane's first
-          float* const to = first + static_cast<int64_t>(columns) * row + r * kGroupRows;
-          if (row < rows) *to = sums[i].value[v] + bias;
-        }
-      }
+      const int columns = arguments.outputs.out_features;
+      Product::store(sums, arguments.result.out, columns, hidden(arguments.first_row),
+                     arguments.rows, hidden(first_row) + own_row, columns, arguments.result.bias);
     }
   }
 };

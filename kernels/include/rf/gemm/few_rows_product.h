@@ -360,6 +360,33 @@ struct FewRowsProduct {
     warpgroup::wait<0>();
     warpgroup::receive(sums);
   }
+
+  // Writes sums to `to`, [any, stride], straight from the lanes, of which eight have columns that
+  // lie side by side: through LDS waves would wait for each other. The wave's first column is
+  // `first_column`, of so many; `biases` are theirs, or null.
+  static __device__ __forceinline__ void store(const Accumulators& sums, float* to, int stride,
+                                               int first_row, int rows, int first_column,
+                                               int columns, const float* biases) {
+    const int column = first_column + Mma::lane_row(0);
+    first_row += Mma::column(0);
+    rows -= first_row;
+    float* const first = to + static_cast<int64_t>(first_row) * stride + column;
+#pragma unroll
+    for (int r = 0; r < Mma::kLaneRows; ++r) {
+      if (column + r * kGroupRows >= columns) continue;
+      const float bias = biases ? biases[column + r * kGroupRows] : 0.0f;
+#pragma unroll
+      for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+        for (int v = 0; v < kAccValues; ++v) {
+          if (v % 4 / 2 != r) continue;
+          const int row = 16 * i + v / 4 * 8 + v % 2;  // behind the lane's first
+          float* const own = first + static_cast<int64_t>(stride) * row + r * kGroupRows;
+          if (row < rows) *own = sums[i].value[v] + bias;
+        }
+      }
+    }
+  }
 };
 
 // LDS of a block that multiplies in one of these forms.

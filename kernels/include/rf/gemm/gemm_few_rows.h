@@ -122,7 +122,10 @@ class FewRowsGemm {
       }
     }
     if (arguments.partial) {
-      store_part(sums.rows, arguments, first_column + Block::wave_column(), part_columns);
+      const int64_t place = static_cast<int64_t>(blockIdx.z) * arguments.rows * part_columns;
+      Product::store(sums.rows, arguments.partial + place, part_columns, arguments.first_row,
+                     arguments.rows, first_column + Block::wave_column(),
+                     arguments.outputs.stored_rows(), nullptr);
     } else {
       Block::store(sums.all, 1.0f, lds.staged, arguments, first_column);
     }
@@ -135,32 +138,6 @@ class FewRowsGemm {
     typename Product::Accumulators rows;
     typename Block::Accumulators all;
   };
-
-  // Writes the sums of a part of K straight from the lanes, of which eight have columns that lie
-  // side by side: through LDS waves would wait for each other.
-  static __device__ __forceinline__ void store_part(const Product::Accumulators& sums,
-                                                    const GemmArguments& arguments,
-                                                    int first_column, int part_columns) {
-    const int column = first_column + Mma::lane_row(0);
-    const int first_row = arguments.first_row + Mma::column(0);
-    const int rows = arguments.rows - first_row;
-    const int64_t place = static_cast<int64_t>(blockIdx.z) * arguments.rows + first_row;
-    float* const first = arguments.partial + place * part_columns + column;
-#pragma unroll
-    for (int r = 0; r < Mma::kLaneRows; ++r) {
-      if (column + r * kGroupRows >= arguments.outputs.stored_rows()) continue;
-#pragma unroll
-      for (int i = 0; i < Product::kRowTiles; ++i) {
-#pragma unroll
-        for (int v = 0; v < kAccValues; ++v) {
-          if (v % 4 / 2 != r) continue;
-          const int row = 16 * i + v / 4 * 8 + v % 2;  // behind the lane's first
-          float* const to = first + static_cast<int64_t>(part_columns) * row + r * kGroupRows;
-          if (row < rows) *to = sums[i].value[v];
-        }
-      }
-    }
-  }
 
   // What a lane loads of the weights of its wave, straight from memory.
   class Direct {

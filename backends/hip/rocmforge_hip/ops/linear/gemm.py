@@ -164,19 +164,18 @@ class GemmKernels:
 
         None if there are no such kernels for these, or K is not split for so few rows.
         """
-        by_order = sorted(factors, key=lambda factor: factor.matrix.format.name == _BESIDE)
-        matrices = [factor.matrix for factor in by_order]
-        kernel = self._beside.get((matrices[0].format.name, _few_rows(x.rows)))
-        names = [matrix.format.name for matrix in matrices]
-        is_whole = all(matrix.stored_rows == matrix.out_features for matrix in matrices)
-        if kernel is None or names[1:] != [_BESIDE] or not is_whole:
+        first, second = sorted(factors, key=lambda each: each.matrix.format.name == _BESIDE)
+        both, rows = (first.matrix, second.matrix), x.rows
+        kernel = self._beside.get((first.matrix.format.name, _few_rows(rows)))
+        is_whole = all(matrix.stored_rows == matrix.out_features for matrix in both)
+        if kernel is None or second.matrix.format.name != _BESIDE or not is_whole:
             return None
-        (first, second), rows = by_order, x.rows
-        features, more = first.matrix.out_features, second.matrix.out_features
+        features, more = (matrix.out_features for matrix in both)
         shape = self._geometry.gemm(rows, features + more, first.matrix.quant_blocks)
         if shape.splits == 1:
             return None
-        outs = [empty(each.result, rows, each.matrix.out_features, half=half) for each in by_order]
+        made = empty(first.result, rows, features, half=half)
+        other = empty(second.result, rows, more, half=half)
         partial = self._partial()
         tiles = ceil_div(features, GEMM_COLUMNS) + ceil_div(more, GEMM_COLUMNS)
         kernel.launch(
@@ -192,8 +191,8 @@ class GemmKernels:
             quant_blocks=first.matrix.quant_blocks,
             split_quant_blocks=shape.split_quant_blocks,
         )
-        self._add_up(partial, list(zip(outs, (first.bias, second.bias), strict=True)), shape.splits)
-        return dict(zip(matrices, outs, strict=True))
+        self._add_up(partial, [(made, first.bias), (other, second.bias)], shape.splits)
+        return {first.matrix: made, second.matrix: other}
 
     def take(self, product: UnmadeSplits) -> None:
         """Leaves it to the caller to add up a product that is not made."""

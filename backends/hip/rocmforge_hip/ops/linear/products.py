@@ -143,9 +143,8 @@ class LinearKernels:
         """
         matrix = part.matrix
         assert x.features == matrix.in_features, (x.features, matrix.in_features)
-        offset = optional_vector(bias, matrix.out_features)
-        assert part.product is not None, "nothing is multiplied with this table"
-        result = self._arena.product(part.product)
+        own = self._factor(part, bias)
+        result, offset = own.result, own.bias
         if up_bias is not None:
             assert not self.gemv_rows, "such networks are those of towers"
             more = optional_vector(up_bias, matrix.out_features)
