@@ -172,8 +172,11 @@ def test_a_reset_takes_all_memory_back(device: Device, host: HostPlatform) -> No
 
 
 def test_freed_memory_is_given_back(device: Device) -> None:
-    """With what was known of each byte, which weighs nine times as much."""
-    elements = 1 << 18
+    """With what was known of each byte, which weighs nine times as much.
+
+    Many times, as the system counts what a process has to within some MB if there are many cores.
+    """
+    elements, times = 1 << 18, 32
 
     def use_and_free() -> None:
         device.launch(
@@ -183,9 +186,9 @@ def test_freed_memory_is_given_back(device: Device) -> None:
 
     use_and_free()
     before = held_memory()
-    for _ in range(4):
+    for _ in range(times):
         use_and_free()
-    assert held_memory() - before < 4 * elements
+    assert held_memory() - before < times * elements  # four times as much are the buffers alone
 
 
 def test_who_wrote_what_is_forgotten_between_launches_before_it_takes_much(device: Device) -> None:
