@@ -183,6 +183,33 @@ def test_two_blocks_write_the_same_bytes(device: Device, any_order: str) -> None
         device.launch("rf_blocks_write_same", y, grid=2, block=64)
 
 
+def test_blocks_may_write_the_same_values_if_they_say_so(device: Device, any_order: str) -> None:
+    y, read = device.empty(64, np.int32), device.empty(192, np.int32)
+    device.launch("rf_blocks_write_alike", y, read, 64, 0, 0, grid=3, block=64)
+    np.testing.assert_array_equal(y.get(), 7 * np.arange(64))
+    np.testing.assert_array_equal(read.get(), np.tile(7 * np.arange(64), 3))
+
+
+def test_a_block_writes_other_values_than_it_says(device: Device, any_order: str) -> None:
+    y, read = device.empty(64, np.int32, "y"), device.empty(192, np.int32)
+    with pytest.raises(KernelFault, match=r"has another value for offset \d+ .*'y'.* than another"):
+        device.launch("rf_blocks_write_alike", y, read, 64, 1, 0, grid=3, block=64)
+
+
+def test_a_block_writes_more_bytes_than_it_says(device: Device, any_order: str) -> None:
+    y, read = device.empty(64, np.int32, "y"), device.empty(192, np.int32)
+    with pytest.raises(KernelFault, match=r"writes offset 252 .*'y'.*which block \d wrote"):
+        device.launch("rf_blocks_write_alike", y, read, 63, 0, 0, grid=3, block=64)
+
+
+def test_a_block_reads_what_others_write_alike_before_it_has_written_it(
+    device: Device, any_order: str
+) -> None:
+    y, read = device.empty(64, np.int32, "y"), device.empty(192, np.int32)
+    with pytest.raises(KernelFault, match=r"reads offset \d+ .*'y'.*which block \d wrote"):
+        device.launch("rf_blocks_write_alike", y, read, 64, 0, 1, grid=3, block=64)
+
+
 def test_waves_exchange_through_global_memory_without_a_barrier(
     device: Device, any_order: str
 ) -> None:

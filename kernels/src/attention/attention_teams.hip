@@ -68,6 +68,7 @@ __device__ __forceinline__ void attention_decode_teams(const DecodeInput& in,
     const int last = context - 1;
     const int64_t row =
         cache_row(blocks[last / kBlockTokens], last % kBlockTokens, kv_head, cache.kv_heads);
+    if (tiles > 1) stored_by_each_block<Stored, kKeyDim, kValueDim>(cache, row);
     if (wave < 2) {
       store_new_token<kNorms, Stored, kKeyDim, kValueDim>(
           in.fresh, cache, in.query_start[sequence], last, kv_head, row, wave == 1, 1.0f, nullptr);

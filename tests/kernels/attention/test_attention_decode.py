@@ -320,16 +320,20 @@ def test_a_sequence_gives_the_same_bits_in_any_batch(device: Device) -> None:
 ROTATIONS = {  # head_dim, value_dim, kv_heads, group, group_tile, rotary_dim, neox, norms, context
     "neox": (64, 64, 2, 3, 4, 64, 1, "", (70, 32, 33, 1)),
     "eight_heads": (128, 128, 1, 8, 8, 128, 1, "before_rope", (150, 32, 33, 1)),
+    # Two blocks put the same key into the cache.
+    "ten_heads": (64, 64, 2, 10, 8, 64, 1, "before_rope", (70, 32, 33, 1)),
     "three_heads": (128, 128, 2, 3, 4, 64, 0, "", (70, 17)),
     "normal_partial": (80, 80, 1, 2, 4, 32, 0, "", (40,)),
     "smaller_values": (192, 128, 2, 1, 4, 192, 1, "before_rope", (65,)),
     "wide": (256, 256, 1, 8, 8, 64, 0, "", (33,)),
     "widest": (512, 512, 2, 3, 4, 128, 1, "before_rope", (70, 32, 33, 1)),
+    "six_of_the_widest": (512, 512, 1, 6, 4, 128, 1, "", (40, 65)),
     "no_rotation": (96, 96, 1, 4, 8, 0, 0, "", (64,)),
     "norms_behind_rope": (128, 128, 2, 4, 4, 128, 1, "behind_rope", (70, 33)),
     "norms_behind_some_rope": (64, 64, 1, 5, 8, 32, 0, "behind_rope", (40,)),
     "joint_norms": (128, 128, 2, 3, 4, 128, 1, "joint", (70, 32, 33, 1)),
     "joint_norms_of_heads_alone": (64, 64, 3, 1, 4, 64, 0, "joint", (40, 65)),
+    "joint_norms_of_ten_heads": (64, 64, 2, 10, 8, 64, 1, "joint", (33, 64)),
     # A row of queries takes a second round of loads, in which that of keys begins.
     "joint_norms_of_many_heads": (128, 128, 5, 7, 8, 64, 1, "joint", (33, 64)),
     # All of these are no whole number of what threads load at once.
@@ -341,7 +345,7 @@ ROTATIONS = {  # head_dim, value_dim, kv_heads, group, group_tile, rotary_dim, n
     ("name", "kind"),
     [
         *((name, kind) for name in ROTATIONS for kind in ("f16", "int8") if name != "three_heads"),
-        *((name, "k8v4") for name in ("neox", "eight_heads", "norms_behind_rope")),
+        *((name, "k8v4") for name in ("neox", "eight_heads", "ten_heads", "norms_behind_rope")),
     ],
 )
 @pytest.mark.parametrize("split_tokens", [32, 1024])
@@ -355,6 +359,7 @@ def test_new_tokens_are_rotated_and_stored_first(
     ("name", "kind"),
     [
         *(("eight_heads", kind) for kind in ("f16", "int8", "k8v4")),
+        *(("ten_heads", kind) for kind in ("f16", "int8", "k8v4")),
         ("three_heads", "f16"),
         ("norms_behind_rope", "f16"),
         ("joint_norms", "int8"),
@@ -625,7 +630,7 @@ def test_blocks_of_eight_waves_know_windows_and_sinks(hopper: Device) -> None:
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
-        *(("eight_heads", kind) for kind in ("f16", "int8")),
+        *((name, kind) for name in ("eight_heads", "ten_heads") for kind in ("f16", "int8")),
         *((name, "f16") for name in ("neox", "three_heads", "wide", "norms_behind_rope")),
     ],
 )

@@ -44,6 +44,7 @@ hipError_t BlockRunner::run(const Launch& launch) {
   memory().trim_writers();
   random_.seed(options().seed);
   visibility_.start_launch();
+  alike_.start_launch();
   async_.start_launch();
   known_reads_.forget();
   for (int i = 0; i < threads_; i++) {
@@ -82,6 +83,7 @@ void BlockRunner::run_block(uint64_t number) {
   block_number_ = number;
   first_epoch_ = ++epoch_;
   visibility_.start_block(number);
+  alike_.start_block();
   async_.start_block();
   for (int i = 0; i < threads_; i++) {
     RfHostLane& info = *lanes_[i].info;
@@ -96,6 +98,11 @@ void BlockRunner::run_block(uint64_t number) {
     order(wave_order_, waves);
     for (int i = 0; i < waves && error_ == hipSuccess; i++) run_wave(wave_order_[i]);
   } while (error_ == hipSuccess && finish_barrier());
+  const uintptr_t differing = error_ == hipSuccess ? alike_.differing() : 0;
+  if (!differing) return;
+  const std::string place = memory().describe(reinterpret_cast<void*>(differing));
+  stop_at(lanes_[0],
+          format("has another value for %s than another block of the launch", place.c_str()));
 }
 
 // Runs a wave until all its lanes are at a barrier of the block or at the end.
@@ -307,6 +314,10 @@ HIP_API void* rf_host_dynamic_lds() { return host::dynamic_lds(); }
 HIP_API void rf_host_wave_compute(void* operands, RfHostCompute compute, const char* file,
                                   int line) {
   block_runner().wait_for_compute(operands, compute, file, line);
+}
+
+HIP_API void rf_host_write_alike(const void* address, int64_t bytes) {
+  block_runner().alike().allow(reinterpret_cast<uintptr_t>(address), static_cast<size_t>(bytes));
 }
 
 HIP_API void rf_host_device_release() { block_runner().release(); }

@@ -9,6 +9,7 @@
 #include <tuple>
 #include <vector>
 
+#include "alike.h"
 #include "async.h"
 #include "hip_abi.h"
 #include "known_reads.h"
@@ -49,6 +50,7 @@ class BlockRunner {
   void release() { visibility_.release(now()); }
   void acquire() { visibility_.acquire(now()); }
   Visibility& visibility() { return visibility_; }
+  AlikeWrites& alike() { return alike_; }
   AsyncWork& async() { return async_; }
   KnownReads& known_reads() { return known_reads_; }
 
@@ -109,6 +111,7 @@ class BlockRunner {
   uint32_t launch_number_ = 0;
   uint64_t block_number_ = 0;
   Visibility visibility_;
+  AlikeWrites alike_;
   AsyncWork async_;
   KnownReads known_reads_;
   const void* instruction_ = nullptr;

@@ -73,6 +73,7 @@ void check_order(uintptr_t address, size_t size, AccessKind kind) {
     const auto epoch = static_cast<uint32_t>(writers[i] >> kEpochShift & kEpochMask);
     const bool foreign = block != (runner.block_number() & kBlockMask);
     if (foreign && runner.visibility().shows(block, epoch, kEpochMask, runner.now())) continue;
+    if (foreign && kind == AccessKind::kStore && runner.alike().note(address, size)) continue;
     runner.stop(hipErrorLaunchFailure,
                 format("%s %s, which block %u wrote in the same launch with nothing in between",
                        kind == AccessKind::kLoad ? "reads" : "writes",

@@ -33,6 +33,8 @@ STORED: Final = {"f16": HALF, "int8": _INT8, "k8v4": _INT4}
 _DECODE: Final = 2e-4
 PREFILL: Final = 5e-3
 
+# Heads of queries and of keys: one block has all that share a key, or two have.
+_SHARED: Final = ((6, 2), (10, 1))
 # Tokens of each sequence, and how many of the last ones attend. Splits of a context, its last
 # block, and a prefill that does not begin at the start are among them.
 CONTEXTS: Final = (1, 33, 300, 70)
@@ -59,10 +61,10 @@ def groups() -> Iterator[Group]:
             yield _all_to_one(head, kv_dtype)
             yield from _norms_of_rows(head, kv_dtype)
     for head in common:
-        for kv_heads in (2, 1):  # three or six heads of queries share one
+        for heads, kv_heads in _SHARED:
             yield _group(
                 Recipe(
-                    heads=6,
+                    heads=heads,
                     kv_heads=kv_heads,
                     head_dim=head.key_dim,
                     rotary_dim=head.key_dim,
@@ -74,11 +76,15 @@ def groups() -> Iterator[Group]:
 
 
 def _of_head(head: HeadSize, kv_dtype: str, *, is_odd: bool) -> Iterator[Group]:
-    """Yields three heads of queries to one of keys; and six, with a window, a softcap and sinks."""
+    """Yields few heads of queries to one of keys; and ten, with a window, a softcap and sinks.
+
+    Three or ten, or six where blocks have room for four: of the latter two, two blocks share a key.
+    """
+    (heads, kv_heads), more = _SHARED if len(head.groups) > 1 else ((6, 1), None)
     yield _group(
         Recipe(
-            heads=6,
-            kv_heads=2,
+            heads=heads,
+            kv_heads=kv_heads,
             head_dim=head.key_dim,
             value_dim=head.value_dim,
             rotary_dim=head.key_dim if is_odd else 32,
@@ -87,11 +93,11 @@ def _of_head(head: HeadSize, kv_dtype: str, *, is_odd: bool) -> Iterator[Group]:
             kv_dtype=kv_dtype,
         )
     )
-    if len(head.groups) > 1:
+    if more is not None:
         yield _group(
             Recipe(
-                heads=6,
-                kv_heads=1,
+                heads=more[0],
+                kv_heads=more[1],
                 head_dim=head.key_dim,
                 value_dim=head.value_dim,
                 rotary_dim=head.key_dim,
@@ -106,44 +112,44 @@ def _of_head(head: HeadSize, kv_dtype: str, *, is_odd: bool) -> Iterator[Group]:
 
 def _of_many_blocks(head: HeadSize, kv_dtype: str) -> Iterator[Group]:
     """Yields decodes as of more sequences than there are here, whose blocks have fewer waves."""
-    for kv_heads in (2, 1):  # three or six heads of queries share one
+    for heads, kv_heads in _SHARED:
         recipe = Recipe(
-            heads=6,
+            heads=heads,
             kv_heads=kv_heads,
             head_dim=head.key_dim,
             rotary_dim=head.key_dim,
             kv_dtype=kv_dtype,
             compute_units=1,
         )
-        name = f"{kv_dtype}, heads of {head}, 6 to {kv_heads}, on one compute unit"
+        name = f"{kv_dtype}, heads of {head}, {heads} to {kv_heads}, on one compute unit"
         yield Group(recipe, (Case("fused decode attention", name, _DECODE, _decode_fused),))
 
 
 def _all_to_one(head: HeadSize, kv_dtype: str) -> Group:
-    """Returns teams of six heads that share one; three that do are in `_group`."""
+    """Returns teams of ten heads that share one; three that do are in `_group`."""
     recipe = Recipe(
-        heads=6,
+        heads=10,
         kv_heads=1,
         head_dim=head.key_dim,
         rotary_dim=head.key_dim,
         kv_dtype=kv_dtype,
     )
-    name = f"{kv_dtype}, heads of {head}, 6 to 1"
+    name = f"{kv_dtype}, heads of {head}, 10 to 1"
     return Group(recipe, (Case("decode attention in teams", name, _DECODE, _decode_teams),))
 
 
 def _norms_of_rows(head: HeadSize, kv_dtype: str) -> Iterator[Group]:
     """Yields norms of all heads together, and with rope and attention in one launch."""
-    for kv_heads in (2, 1):  # three or six heads of queries share one
+    for heads, kv_heads in _SHARED:
         recipe = Recipe(
             architecture="olmo2",
-            heads=6,
+            heads=heads,
             kv_heads=kv_heads,
             head_dim=head.key_dim,
             rotary_dim=head.key_dim,
             kv_dtype=kv_dtype,
         )
-        name = f"{kv_dtype}, heads of {head}, 6 to {kv_heads}, normed together"
+        name = f"{kv_dtype}, heads of {head}, {heads} to {kv_heads}, normed together"
         stored = Case("rope_and_store", name, STORED[kv_dtype], _store)
         yield Group(recipe, (stored, Case("fused decode attention", name, _DECODE, _decode_fused)))
 

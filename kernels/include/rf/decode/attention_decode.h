@@ -43,8 +43,8 @@ __device__ __forceinline__ void rope_new_token(const NewTokens& fresh, const Cac
   __syncthreads();
 }
 
-// Grid: (kv_heads * ceil(group / kGroup), splits, sequences), kDecodeWaves waves a block. New
-// tokens that are not in the cache want group <= kGroup, as one block alone puts a key there.
+// Grid: (kv_heads * ceil(group / kGroup), splits, sequences), kDecodeWaves waves a block. All
+// blocks that read a new token's own key put it into the cache, if it is not there.
 template <HeadNorms kNorms, class Stored, int kKeyDim, int kValueDim, int kGroup,
           bool kValuesInKeys>
 __device__ __forceinline__ void attention_decode(const DecodeInput& in, const Cache<Stored>& cache,
@@ -143,6 +143,7 @@ __device__ __forceinline__ void attention_decode(const DecodeInput& in, const Ca
     if constexpr (!kBeginsEarly) last_block = blocks[last / kBlockTokens];
     const int64_t row = cache_row(last_block, last % kBlockTokens, kv_head, cache.kv_heads);
     const bool owns_key = in.fresh.k && range.end == context;
+    if (owns_key && tiles > 1) stored_by_each_block<Stored, kKeyDim, kValueDim>(cache, row);
     RowFactors factors;
     if constexpr (kNorms == HeadNorms::kJoint) {
       static_assert(sizeof(wave_output) >= kJointSquares * sizeof(float));

@@ -7,6 +7,7 @@
 #include "rf/decode/lanes.h"
 #include "rf/decode/matrix.h"
 #include "rf/last_block.h"
+#include "rf/written_alike.h"
 
 namespace rf {
 
@@ -91,6 +92,20 @@ __device__ __forceinline__ HeadPairs<kPairs> rotated_head(const NewTokens& fresh
   }
   if (!rotates_first) rotate(key, head, cosine, sine);
   return head;
+}
+
+// Says that each block of a kv head puts the key and value of its new token into the cache.
+template <class Stored, int kKeyDim, int kValueDim>
+__device__ __forceinline__ void stored_by_each_block(const Cache<Stored>& cache, int64_t row) {
+  if (threadIdx.x != 0) return;
+  using Type = CacheType<Stored>;
+  constexpr int kWords = kValueDim / kPacked<typename Type::Value>;
+  written_alike(cache.k + row * kKeyDim, kKeyDim * sizeof(typename Type::Key));
+  written_alike(cache.v + row * kWords, kWords * sizeof(typename Type::Value));
+  if constexpr (Type::kHasScales) {
+    written_alike(cache.k_scale + row, sizeof(float));
+    written_alike(cache.v_scale + row, sizeof(float));
+  }
 }
 
 // Puts the key of a token into the cache, or its value.

@@ -59,6 +59,9 @@ void rf_host_warpgroup_publish();
 
 // Checks one atomic read and write, which is no data race with others of its kind.
 void rf_host_atomic(const void* address, int bytes);
+// Lets several blocks of the launch write these bytes with nothing in between, as all write the
+// same: what each has left there when it ends is compared with what was there before.
+void rf_host_write_alike(const void* address, int64_t bytes);
 // What this wave has written before, blocks may read that see a later atomic operation of this one.
 void rf_host_device_release();
 // From here on this wave may read what blocks have released whose atomic operations it has seen.

@@ -58,6 +58,8 @@ def runner_of(
     if kind == "dense":
         of_file, of_config = DENSE
         model = replace(model, keys=model.keys | of_file, config=model.config | of_config)
+    if kind == "twelve heads to a key":
+        sizes |= {"num_attention_heads": 12, "num_key_value_heads": 1}
     if model.architecture == "gemma4":
         model = replace(
             sized_gemma4(model, num_hidden_layers=layers, **sizes), name=f"{name}-{layers}"
@@ -131,6 +133,12 @@ def runner_under(driver: Driver) -> HipRunner:
     [
         ("llama", 1, {"plain": 10, "fused": 8, "rounded": 7, "fewest": 5, "deferred": 5}),
         ("qwen3", 1, {"plain": 10, "fused": 8, "rounded": 7, "fewest": 5, "deferred": 5}),
+        # Each of two blocks puts the key into the cache.
+        (
+            "qwen3, twelve heads to a key",
+            1,
+            {"plain": 10, "fused": 8, "rounded": 7, "fewest": 5, "deferred": 5},
+        ),
         ("gemma3", 1, {"plain": 10, "fused": 8, "rounded": 7, "fewest": 5, "deferred": 7}),
         ("gemma4", 1, {"plain": 10, "fused": 8, "rounded": 7, "fewest": 5, "deferred": 7}),
         # Queries and keys are normed as a whole, in attention's launch or before it, and the

@@ -1,5 +1,6 @@
 // Kernels for the tests of the host platform. Most make one mistake.
 #include "rf/platform.h"
+#include "rf/written_alike.h"
 
 using rf::kWave;
 
@@ -144,6 +145,19 @@ extern "C" __global__ __launch_bounds__(256) void rf_shared_uninitialised(float*
 
 extern "C" __global__ __launch_bounds__(256) void rf_blocks_write_same(int* y) {
   y[threadIdx.x] = blockIdx.x;
+}
+
+// Right with 0 for `others`: what all blocks write is the same, and each reads what it has written.
+// reads_early: before it has.
+extern "C" __global__ __launch_bounds__(256) void rf_blocks_write_alike(int* y, int* read,
+                                                                        int count, int others,
+                                                                        int reads_early) {
+  if (threadIdx.x == 0) rf::written_alike(y, count * sizeof(int));
+  const int i = threadIdx.x;
+  if (reads_early && blockIdx.x == 1) read[i] = y[i];
+  y[i] = 7 * i;
+  if (blockIdx.x == 1) y[i] += others;
+  read[blockIdx.x * blockDim.x + i] = y[i];
 }
 
 // Global memory as a mailbox between the waves of a block, without a barrier.

@@ -140,10 +140,9 @@ class _LayerKernels:
         self.kv_heads: Final = kv_heads  # of the cache that it reads
         self.group: Final = head.group(shared)
         self.tiles: Final = ceil_div(shared, self.group)  # blocks for what shares keys
-        # A key that several blocks read is stored before them. Attention knows no gains, and norms
-        # behind rope for common heads alone.
+        # Attention knows no gains, and norms behind rope for common heads alone.
         is_behind = layer.rotates_first and not head.is_common
-        self.may_rope: Final = not (self.tiles > 1 or has_gains or is_behind)
+        self.may_rope: Final = not (has_gains or is_behind)
         self.rope_store: Final = library.kernel(
             f"rf_rope_store_{wide}{cache}", kernels.rf_rope_store
         )
