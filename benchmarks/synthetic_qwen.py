@@ -3,7 +3,8 @@
     python -m benchmarks.synthetic_qwen qwen35moe.gguf --shape 35b-a3b
 
 Matrices have the types that llama.cpp gives those of Q4_K_M, which reads such files as well. The
-vocabulary has bytes and no words, and all layers of a kind have the same weights.
+vocabulary has bytes and no words, and all layers of a kind have the same weights. The shared expert
+may have a type of its own, as in files whose makers give it more bits than the others.
 
 With `--mtp` there is a predictor that is always right: no layer adds anything, so that what follows
 a token depends on that token alone, and the predictor looks at no more.
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from math import sqrt
 from pathlib import Path
@@ -50,6 +51,7 @@ class Shape:
     experts: int = 0
     used_experts: int = 0
     vocab: int = 248_320
+    shared_type: str | None = None  # of the shared expert; None: as the others
 
 
 SHAPES: Mapping[str, Shape] = {
@@ -66,8 +68,9 @@ def main() -> None:
     parser.add_argument("--shape", choices=SHAPES, default="35b-a3b")
     parser.add_argument("--layers", type=int, help="fewer than the model has")
     parser.add_argument("--mtp", action="store_true", help="with a predictor")
+    parser.add_argument("--shared-type", metavar="TYPE", help="of the shared expert, as q8_0")
     options = parser.parse_args()
-    shape = SHAPES[options.shape]
+    shape = replace(SHAPES[options.shape], shared_type=options.shared_type)
     write_synthetic(options.path, shape, options.layers or shape.layers, predicts=options.mtp)
 
 
@@ -141,9 +144,9 @@ def _layer(
     yield "ffn_up_exps.weight", matrix("q4_k", experts, inner, hidden)
     yield "ffn_down_exps.weight", matrix(more, experts, hidden, inner)
     yield "ffn_gate_inp_shexp.weight", router[0].astype(np.float32)
-    yield "ffn_gate_shexp.weight", matrix("q4_k", inner, hidden)
-    yield "ffn_up_shexp.weight", matrix("q4_k", inner, hidden)
-    yield "ffn_down_shexp.weight", matrix(more, hidden, inner)
+    yield "ffn_gate_shexp.weight", matrix(shape.shared_type or "q4_k", inner, hidden)
+    yield "ffn_up_shexp.weight", matrix(shape.shared_type or "q4_k", inner, hidden)
+    yield "ffn_down_shexp.weight", matrix(shape.shared_type or more, hidden, inner)
 
 
 def _metadata(name: str, shape: Shape, layers: int) -> dict[str, Value]:

@@ -127,9 +127,9 @@ extern "C" __global__ __launch_bounds__(rf::kGemvThreads) void rf_experts_choose
     int beside_features, int beside_format, int beside_threads, const float* __restrict__ squares,
     float eps, const int64_t* __restrict__ logit_sums, const float* __restrict__ bias,
     const float* __restrict__ selection_bias, const float* __restrict__ weight_scale,
-    int32_t* chosen, float* weights, int experts, int num_chosen, int function, int groups,
-    int kept_groups, int normalised, float factor, int first_own, int num_own, int num_shared,
-    int weighs_shared) {
+    int32_t* chosen, float* weights, float* shares, int experts, int num_chosen, int function,
+    int groups, int kept_groups, int normalised, float factor, int first_own, int num_own,
+    int num_shared, int weighs_shared) {
   __shared__ rf::RouteChoice::Lds lds;
   const int beside = beside_features / rf::kActBlock;
   int block = static_cast<int>(blockIdx.x) - beside, pair = 0;
@@ -152,7 +152,7 @@ extern "C" __global__ __launch_bounds__(rf::kGemvThreads) void rf_experts_choose
     x.wait();
     const rf::SummedLogits logits{logit_sums, own, x.factor};
     if (blockIdx.x == gridDim.x - 1) {
-      choice.run(logits, chosen, weights);
+      choice.run(logits, {chosen, weights, shares});
       return;
     }
     const int pairs = num_chosen + num_shared;
@@ -172,9 +172,9 @@ extern "C" __global__ __launch_bounds__(rf::kGemvThreads) void rf_experts_choose
 // What rf_experts_down_<format>_s1 makes of a token, and what rf_gemv_<beside_format>_r1 with
 // `beside_threads` a block makes of the network beside its experts; all without biases. out,
 // beside_out: f32 [out_features]. Unless `arrived` (last_block.h) is null, the last block then does
-// what rf_add_shared_rms_norm without a router does with them: mixed_weight and what follows are
-// its arguments; out_features is at most 16 times the threads of a block. logit_sums: int64
-// [logits], becomes zeros.
+// what rf_add_shared_rms_norm does with them: mixed_weight and what follows are its arguments;
+// out_features is at most 16 times the threads of a block. logit_sums: int64 [logits], becomes
+// zeros.
 // Grid: 2 * stored rows / 16, block as for rf_experts_down_<format>_s1, at most 256, and no less
 // than beside_threads.
 extern "C" __global__ __launch_bounds__(rf::kGemvThreads) void rf_experts_down_beside(
@@ -186,9 +186,10 @@ extern "C" __global__ __launch_bounds__(rf::kGemvThreads) void rf_experts_down_b
     const rf::ActScale* __restrict__ beside_scale, float* beside_out, int beside_quant_blocks,
     int beside_format, int beside_threads, int64_t* logit_sums, int logits, uint32_t* arrived,
     const float* __restrict__ mixed_weight, const float* __restrict__ shared_weight,
-    float* residual, const float* __restrict__ post_weight, const float* __restrict__ scale_of_sum,
-    const float* __restrict__ norm_weight, float* normed_f32, rf::half* normed_f16,
-    int8_t* normed_q, rf::ActScale* normed_q_scale, int32_t normed_q_lo_offset, float eps) {
+    const float* __restrict__ shares, float* residual, const float* __restrict__ post_weight,
+    const float* __restrict__ scale_of_sum, const float* __restrict__ norm_weight,
+    float* normed_f32, rf::half* normed_f16, int8_t* normed_q, rf::ActScale* normed_q_scale,
+    int32_t normed_q_lo_offset, float eps) {
   rf::clear_logits(logit_sums, logits);
   const rf::Outputs outputs{out_features, rf::kNotGated};
   const int tiles = outputs.stored_rows() / (rf::kGroups * rf::kGroupRows);
@@ -207,7 +208,7 @@ extern "C" __global__ __launch_bounds__(rf::kGemvThreads) void rf_experts_down_b
   }
   down.multiply(outputs, tile);
   if (!arrived || !rf::is_last_block(arrived, gridDim.x)) return;
-  const rf::SumOfTwo sum{{out, mixed_weight}, {beside_out, shared_weight}, nullptr, nullptr};
+  const rf::SumOfTwo sum{{out, mixed_weight}, {beside_out, shared_weight}, shares};
   sum.add_and_norm(
       0, residual, post_weight, scale_of_sum,
       {norm_weight, {normed_f32, normed_f16, normed_q, normed_q_scale, normed_q_lo_offset}},

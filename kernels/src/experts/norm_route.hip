@@ -177,9 +177,9 @@ extern "C" __global__ __launch_bounds__(rf::kNormRouteThreads) void rf_add_rms_n
     rf::ActScale* __restrict__ other_q_scale, int32_t other_q_lo_offset, int tokens,
     int hidden_size, float eps, uint32_t* arrived, const float* __restrict__ bias,
     const float* __restrict__ selection_bias, const float* __restrict__ weight_scale,
-    int32_t* chosen, float* weights, int experts, int num_chosen, int function, int groups,
-    int kept_groups, int normalised, float factor, int first_own, int num_own, int num_shared,
-    int weighs_shared) {
+    int32_t* chosen, float* weights, float* shares, int experts, int num_chosen, int function,
+    int groups, int kept_groups, int normalised, float factor, int first_own, int num_own,
+    int num_shared, int weighs_shared) {
   __shared__ rf::RouteChoice::Lds lds;
   const int64_t token = blockIdx.y;
   const rf::RouteRule rule{bias,      selection_bias, weight_scale, experts,         num_chosen,
@@ -193,6 +193,5 @@ extern "C" __global__ __launch_bounds__(rf::kNormRouteThreads) void rf_add_rms_n
       {other_weight, {other_f32, other_f16, other_q, other_q_scale, other_q_lo_offset}});
   if (!has_logits || !rf::is_last_block(arrived + token, num_logits)) return;
   rf::RouteChoice(lds, rule).run(rf::SplitLogits{logits + token * num_logits},
-                                 chosen + token * rule.num_pairs(),
-                                 weights + token * rule.num_pairs());
+                                 rf::Choices{chosen, weights, shares}.of(rule, token));
 }

@@ -70,14 +70,14 @@ extern "C" __global__ __launch_bounds__(rf::kMostExperts) void rf_clear_logits(i
 // those that are not among the num_own from there. weights: f32 alike, divided by their sum (at
 // least 2^-14) if `normalised`, times factor, and times weight_scale of the expert, f32 [experts],
 // if that is not null. With num_shared = 1, there is a column more in chosen and weights, and with
-// weighs_shared = 1 in logits: see RouteRule. Grid: tokens, block: experts rounded up to a multiple
-// of 64.
+// weighs_shared = 1 in logits: see RouteRule. shares: see Choices. Grid: tokens, block: experts
+// rounded up to a multiple of 64.
 extern "C" __global__ __launch_bounds__(rf::kMostExperts) void rf_route_choose(
     const float* __restrict__ logits, const float* __restrict__ bias,
     const float* __restrict__ selection_bias, const float* __restrict__ weight_scale,
-    int32_t* chosen, float* weights, int experts, int num_chosen, int function, int groups,
-    int kept_groups, int normalised, float factor, int first_own, int num_own, int num_shared,
-    int weighs_shared, int splits) {
+    int32_t* chosen, float* weights, float* shares, int experts, int num_chosen, int function,
+    int groups, int kept_groups, int normalised, float factor, int first_own, int num_own,
+    int num_shared, int weighs_shared, int splits) {
   rf::let_next_begin_if_few();
   __shared__ rf::RouteChoice::Lds lds;
   const int64_t split_size = static_cast<int64_t>(gridDim.x) * (experts + weighs_shared);
@@ -86,6 +86,5 @@ extern "C" __global__ __launch_bounds__(rf::kMostExperts) void rf_route_choose(
                            first_own, num_own,        num_shared,   weighs_shared};
   const int64_t token = blockIdx.x;
   const rf::SplitLogits own{logits + token * rule.num_logits(), splits, split_size};
-  rf::RouteChoice(lds, rule).run(own, chosen + token * rule.num_pairs(),
-                                 weights + token * rule.num_pairs());
+  rf::RouteChoice(lds, rule).run(own, rf::Choices{chosen, weights, shares}.of(rule, token));
 }

@@ -18,49 +18,47 @@ Float64 = npt.NDArray[Any]
 
 
 @pytest.mark.parametrize("features", [64, 1032])
-@pytest.mark.parametrize("has_router", [False, True])
-def test_adds_the_shared_expert(device: Device, features: int, has_router: bool) -> None:
+@pytest.mark.parametrize("has_shares", [False, True])
+def test_adds_the_shared_expert(device: Device, features: int, has_shares: bool) -> None:
     rng = np.random.default_rng(1)
-    mixed, values, x = rng.standard_normal((3, 3, features)).astype(np.float32)
-    router = rng.standard_normal(features).astype(np.float32) / np.float32(np.sqrt(features))
+    mixed, values = rng.standard_normal((2, 3, features)).astype(np.float32)
+    shares = rng.uniform(0, 1, 3).astype(np.float32) if has_shares else None
     shared = device.upload(values, "shared")
     device.launch(
         "rf_add_shared",
         device.upload(mixed, "mixed"),
         shared,
-        device.upload(x, "x"),
-        device.upload(router, "router") if has_router else None,
+        None if shares is None else device.upload(shares, "shares"),
         features,
         grid=3,
         block=256,
     )
-    weight = 1 / (1 + np.exp(-(x.astype(np.float64) @ router))) if has_router else np.ones(3)
-    check(shared.get(), mixed + weight[:, None] * values, rtol=1e-5, atol=1e-6)
+    factors = np.ones(3) if shares is None else shares.astype(np.float64)
+    check(shared.get(), mixed + factors[:, None] * values, rtol=1e-6, atol=1e-7)
 
 
 @ALL_SHAPES
 @pytest.mark.parametrize(
-    "given", ["", "router", "first", "second", "post scale", "first second post scale router"]
+    "given", ["", "shares", "first", "second", "post scale", "first second post scale shares"]
 )
 def test_the_sum_goes_into_the_residual(
     device: Device, rows: int, dim: int, threads: int, given: str
 ) -> None:
-    mixed, shared, x, old = (random_rows(rows, dim, seed) for seed in range(4))
+    mixed, shared, old = (random_rows(rows, dim, seed) for seed in (0, 1, 3))
     vectors = {
         name: np.random.default_rng(seed).uniform(0.5, 2, dim).astype(np.float32)
         for seed, name in enumerate(("first", "second", "post", "weight"), 5)
     }
-    vectors["router"] = random_rows(1, dim, 9)[0] / np.float32(np.sqrt(dim))
+    vectors["shares"] = np.linspace(0.2, 0.9, max(1, rows), dtype=np.float32)
     vectors["scale"] = np.array([0.37], np.float32)
     has = {*given.split(), "weight"}
     used = {name: device.upload(vector) for name, vector in vectors.items() if name in has}
-    # The norm takes the place of what the router reads.
-    residual, out = device.upload(old), device.upload(x)
+    residual, out = device.upload(old), device.empty((rows, dim), np.float32)
     if rows:
         device.launch(
             "rf_add_shared_rms_norm",
             *(device.upload(mixed), used.get("first"), device.upload(shared), used.get("second")),
-            *(out, used.get("router"), residual, used.get("post"), used.get("scale")),
+            *(used.get("shares"), residual, used.get("post"), used.get("scale")),
             *(used["weight"], out, None, None, None, 0, dim, EPS),
             grid=rows,
             block=threads,
@@ -71,9 +69,7 @@ def test_the_sum_goes_into_the_residual(
             return values
         return ops.rms_norm(values, vectors[name].astype(np.float64), EPS)
 
-    share = np.ones((rows, 1))
-    if "router" in has:
-        share = 1 / (1 + np.exp(-(x.astype(np.float64) @ vectors["router"])[:, None]))
+    share = vectors["shares"][:rows, None].astype(np.float64) if "shares" in has else 1.0
     first, second = mixed.astype(np.float64), shared.astype(np.float64)
     both = normed(first, "first") + share * normed(second, "second")
     factor = float(vectors["scale"][0]) if "scale" in has else 1.0

@@ -54,6 +54,7 @@ class Case:
     has_elsewhere: bool = False
     scattered: bool = False
     has_norms: bool = False  # of both results, and of their sum, which is scaled
+    has_share: bool = False  # by which the network's result is multiplied
 
     def check_gate_up(self, device: Device) -> None:
         rng = np.random.default_rng(5)
@@ -111,29 +112,31 @@ class Case:
         weight, places = upload_experts(device, layer.packed(), scattered=self.scattered)
         nbytes, other = layer.packed()[0].nbytes, device.upload(network.packed())
         squares = device.upload(rng.uniform(1, 9, quant_blocks).astype(np.float32))
-        sums = device.upload(rng.integers(-(2**40), 2**40, count))
+        # The last one is of the network's own share.
+        sums = device.upload(rng.integers(-(2**40), 2**40, count + 1))
         selection = device.upload(rng.uniform(0.5, 1, count).astype(np.float32))
         own = (3, count - 5) if self.has_elsewhere else (0, count)
         of_rule = (
             *(count, rule.num_chosen, FUNCTIONS[rule.router], rule.num_groups),
-            *(rule.num_chosen_groups, int(rule.normalised), rule.scale, *own, 0, 0),
+            *(rule.num_chosen_groups, int(rule.normalised), rule.scale, *own, 0, 1),
         )
 
         def results() -> list[DeviceArray]:
             return [
                 device.empty((1, rule.num_chosen), np.int32),
                 device.empty((1, rule.num_chosen), np.float32),
+                device.empty((1,), np.float32),
                 *_forms(device, rule.num_chosen, self.inner),
                 *_forms(device, 1, self.beside_inner),
             ]
 
         def alone() -> list[DeviceArray]:
-            chosen, weights, *outs = results()
+            chosen, weights, shares, *outs = results()
             device.launch(
                 f"rf_experts_choose_gate_up_{self.name}",
                 *(weight, places, *x, None, None, outs[0], None, *outs[1:3], 0, nbytes),
                 *(self.inner, quant_blocks, self.activation, squares, EPS, sums),
-                *(None, selection, None, chosen, weights, *of_rule),
+                *(None, selection, None, chosen, weights, shares, *of_rule),
                 grid=(rule.num_chosen, self.inner // 32 + 1),
                 block=256,
             )
@@ -144,21 +147,21 @@ class Case:
                 grid=self.beside_inner // 32,
                 block=self.threads,
             )
-            return [chosen, weights, *outs]
+            return [chosen, weights, shares, *outs]
 
         def together() -> list[DeviceArray]:
-            chosen, weights, *outs = results()
+            chosen, weights, shares, *outs = results()
             device.launch(
                 "rf_experts_choose_gate_up_beside",
                 *(weight, places, *x, outs[0], None, *outs[1:3], 0, nbytes),
                 *(self.inner, quant_blocks, self.activation, FORMAT_NUMBERS[self.name]),
                 *(other, outs[3], None, *outs[4:], 0, self.beside_inner),
                 *(FORMAT_NUMBERS[self.beside], self.threads, squares, EPS, sums),
-                *(None, selection, None, chosen, weights, *of_rule),
+                *(None, selection, None, chosen, weights, shares, *of_rule),
                 grid=(self.beside_inner + rule.num_chosen * self.inner) // 32 + 1,
                 block=256,
             )
-            return [chosen, weights, *outs]
+            return [chosen, weights, shares, *outs]
 
         _check(alone, together)
 
@@ -187,7 +190,10 @@ class Case:
         residual, *of_norms = rng.uniform(0.5, 2, (5, 1, features)).astype(np.float32)
         *between, norm = (device.upload(weight) for weight in of_norms)
         mixed, shared, post = between if self.has_norms else (None, None, None)
-        scale = device.upload(np.array([0.75], np.float32)) if self.has_norms else None
+        scale, share = (
+            device.upload(np.array([value], np.float32)) if has_it else None
+            for value, has_it in ((0.75, self.has_norms), (0.6, self.has_share))
+        )
         arrived = device.upload(np.zeros(1, np.uint32))
         logit_sums = device.upload(np.arange(1, 71, dtype=np.int64))
 
@@ -209,7 +215,7 @@ class Case:
             if adds:
                 device.launch(
                     "rf_add_shared_rms_norm",
-                    *(out, mixed, made, shared, None, None, total, post, scale, norm),
+                    *(out, mixed, made, shared, share, total, post, scale, norm),
                     *(outs[0], None, *outs[1:], 0, features, EPS),
                     grid=1,
                     block=norm_threads(features),
@@ -218,13 +224,14 @@ class Case:
 
         def together() -> list[DeviceArray]:
             out, made, total, *outs = sums()
-            normed = mixed, shared, total, post, scale, norm, outs[0], None, *outs[1:], 0, EPS
+            normed = outs[0], None, *outs[1:], 0, EPS
             device.launch(
                 "rf_experts_down_beside",
                 *(weight, places, *x, chosen, factors, out, nbytes, CHOSEN, features, blocks),
                 *(FORMAT_NUMBERS[self.name], other, *y, made, beside_blocks),
                 *(FORMAT_NUMBERS[self.beside], self.threads, logit_sums, 65),
-                *(arrived if adds else None, *normed),
+                *(arrived if adds else None, mixed, shared, share, total, post, scale, norm),
+                *normed,
                 grid=2 * network.stored_rows // 16,
                 block=threads,
             )
@@ -306,7 +313,8 @@ def test_waves_that_share_an_expert(device: Device) -> None:
 @pytest.mark.parametrize("features", [256, 1056, 4096])
 def test_the_last_block_adds_and_norms_the_sum(device: Device, features: int) -> None:
     for has_norms in (False, True):
-        Case(name="q5_0", features=features, has_norms=has_norms).check_down(device)
+        case = Case(name="q5_0", features=features, has_norms=has_norms, has_share=has_norms)
+        case.check_down(device)
 
 
 def test_sums_are_left_as_they_are_where_nothing_is_to_be_added(device: Device) -> None:

@@ -186,7 +186,7 @@ class Case:
         forms = outs[0], None, outs[1], outs[2], 0
         sizes = INNER, self.features // 32, self.activation
         blocks = -(-INNER // (64 if self.activation == SQUARED_RELU else 32))
-        choice = bias, selection, scales, chosen, weights, rule.num_experts, *of_rule
+        choice = bias, selection, scales, chosen, weights, None, rule.num_experts, *of_rule
         if chooses:
             device.launch(
                 f"rf_experts_choose_gate_up_{self.name}",

@@ -31,15 +31,20 @@ def _check(
     own: tuple[int, int] | None = None,
     shared: int = 0,
     weighed: int = 1,
+    has_share: bool = False,
     between_norms: bool = False,
 ) -> None:
-    """Checks the choice, and what is normed; between norms, delta is normed and there are three."""
+    """Checks the choice, and what is normed; between norms, delta is normed and there are three.
+
+    A network beside the experts may have a share of its own.
+    """
     own = own or (-shared, rule.num_experts + shared)
     rng = np.random.default_rng(tokens)
     delta, residual = rng.standard_normal((2, tokens, features)).astype(np.float32)
     weight = rng.uniform(0.5, 2, features).astype(np.float32)
     experts = rule.num_experts
-    logit_count, pairs = experts + shared * weighed, rule.num_chosen + shared
+    weighs = int(shared * weighed > 0 or has_share)
+    logit_count, pairs = experts + weighs, rule.num_chosen + shared
     router = rng.standard_normal((logit_count, features)).astype(np.float32) / np.float32(8)
     biases = rng.standard_normal((2, experts)).astype(np.float32) if has_biases else (None, None)
     total = device.empty(delta.shape, np.float32, "total")
@@ -47,6 +52,7 @@ def _check(
     arrived = device.upload(np.zeros(tokens, np.uint32), "arrived")
     chosen = device.empty((tokens, pairs), np.int32, "chosen")
     weights = device.empty((tokens, pairs), np.float32, "weights")
+    shares = device.empty((tokens,), np.float32, "shares") if has_share else None
     out = device.empty(delta.shape, np.float32, "out")
     q = device.empty(delta.shape, np.int8, "q")
     scale = device.empty((tokens, features // 32), SCALE_DTYPE, "scale")
@@ -74,9 +80,9 @@ def _check(
         device.launch(
             "rf_add_rms_norm_route",
             *(*arguments, features, _EPS, arrived, of_router, of_choice, None, chosen, weights),
-            *(experts, rule.num_chosen, FUNCTIONS[rule.router]),
+            *(shares, experts, rule.num_chosen, FUNCTIONS[rule.router]),
             *(rule.num_groups, rule.num_chosen_groups, int(rule.normalised), rule.scale),
-            *(*own, shared, shared * weighed),
+            *(*own, shared, weighs),
             grid=(1 + logit_count, tokens),
             block=block,
         )
@@ -109,9 +115,11 @@ def _check(
     own_choice = np.where(is_own, own_choice, ELSEWHERE)
     own_choice = np.hstack([own_choice, np.zeros((tokens, shared), int)])
     np.testing.assert_array_equal(chosen.get(), own_choice)
-    of_all = 1 / (1 + np.exp(-of_shared)) if weighed else np.ones((tokens, shared))
-    wanted = np.hstack([expected[1], of_all])
+    of_all = 1 / (1 + np.exp(-of_shared)) if weighs else np.ones((tokens, shared))
+    wanted = np.hstack([expected[1], of_all]) if shared else expected[1]
     np.testing.assert_allclose(weights.get(), wanted, rtol=2e-5)
+    if shares is not None:
+        np.testing.assert_allclose(shares.get(), of_all[:, 0], rtol=2e-5)
     assert not arrived.get().any(), "the counters are as they were"
 
 
@@ -152,3 +160,7 @@ def test_experts_of_another_device_are_marked(device: Device) -> None:
 def test_each_token_goes_to_the_shared_expert(device: Device) -> None:
     _check(device, RULE, tokens=2, features=64, block=64, shared=1)
     _check(device, RULE, tokens=2, features=64, block=64, shared=1, weighed=0)
+
+
+def test_a_network_beside_the_experts_has_a_share_of_its_own(device: Device) -> None:
+    _check(device, RULE, tokens=2, features=64, block=64, has_share=True)

@@ -10,7 +10,7 @@ import pytest
 
 from rocmforge.models.layer_config import ExpertsConfig, RouterFunction
 from rocmforge_reference import ops
-from tests.support.launches.kernels import Device
+from tests.support.launches.kernels import Device, DeviceArray
 from tests.support.operands.groups import ELSEWHERE
 
 Float32 = npt.NDArray[np.float32]
@@ -51,9 +51,11 @@ def choose(
     shared: int = 0,
     weighed: int = 1,
     weight_scale: Float32 | None = None,
+    shares: DeviceArray | None = None,
 ) -> tuple[npt.NDArray[np.int32], Float32]:
     parts = logits if logits.ndim == 3 else logits[None]
-    splits, tokens, experts = *parts.shape[:2], parts.shape[2] - shared * weighed
+    weighs = int(shared * weighed > 0 or shares is not None)
+    splits, tokens, experts = *parts.shape[:2], parts.shape[2] - weighs
     chosen = device.empty((tokens, rule.num_chosen + shared), np.int32, "chosen")
     weights = device.empty((tokens, rule.num_chosen + shared), np.float32, "weights")
     device.launch(
@@ -62,10 +64,10 @@ def choose(
         None if bias is None else device.upload(bias, "bias"),
         None if selection_bias is None else device.upload(selection_bias, "selection bias"),
         None if weight_scale is None else device.upload(weight_scale, "scales"),
-        *(chosen, weights, experts, rule.num_chosen, FUNCTIONS[rule.router]),
+        *(chosen, weights, shares, experts, rule.num_chosen, FUNCTIONS[rule.router]),
         *(rule.num_groups, rule.num_chosen_groups, int(rule.normalised), rule.scale),
         *(own or (0, experts)),
-        *(shared, shared * weighed, splits),
+        *(shared, weighs, splits),
         grid=tokens,
         block=-(-experts // 64) * 64,
     )
@@ -93,8 +95,14 @@ def test_logits_are_those_of_float32(
 
 @pytest.mark.parametrize(
     ("tokens", "experts", "features", "splits"),
-    [(3, 5, 32, 1), (70, 67, 64, 1), (64, 64, 288, 1), (3, 5, 64, 2), (70, 67, 224, 4)],
-    ids=["part_of_a_block", "ragged_tiles", "several_rounds", "halves", "uneven_quarters"],
+    [
+        *((3, 5, 32, 1), (70, 67, 64, 1), (64, 64, 288, 1), (3, 5, 64, 2), (70, 67, 224, 4)),
+        *((70, 65, 96, 1), (5, 129, 224, 2), (2, 1, 64, 1)),
+    ],
+    ids=[
+        *("part_of_a_block", "ragged_tiles", "several_rounds", "halves", "uneven_quarters"),
+        *("a_row_left_over", "one_behind_two_tiles", "one_alone"),
+    ],
 )
 def test_logits_of_many_tokens_are_those_of_float32(
     device: Device, tokens: int, experts: int, features: int, splits: int
@@ -109,7 +117,7 @@ def test_logits_of_many_tokens_are_those_of_float32(
         "rf_route_gemm",
         *(device.upload(x, "x"), device.upload(router, "router"), out),
         *(tokens, experts, features),
-        grid=(-(-experts // 64), -(-tokens // 64), splits),
+        grid=(max(1, -(-(experts - 1) // 64)), -(-tokens // 64), splits),
         block=256,
     )
     magnitude = np.abs(x).astype(np.float64) @ np.abs(router).T.astype(np.float64)
@@ -228,6 +236,16 @@ def test_a_shared_expert_without_a_logit_weighs_one(device: Device) -> None:
     np.testing.assert_array_equal(chosen, np.pad(expected[0] + 1, ((0, 0), (0, 1))))
     np.testing.assert_array_equal(weights[:, :-1], expected[1])
     assert (weights[:, -1] == 1).all()
+
+
+def test_a_network_beside_the_experts_has_a_share_of_its_own(device: Device) -> None:
+    logits = np.random.default_rng(4).standard_normal((5, 21)).astype(np.float32)
+    shares = device.empty((5,), np.float32, "shares")
+    found = choose(device, logits, RULE, shares=shares)
+    expected = choose(device, np.ascontiguousarray(logits[:, :20]), RULE)
+    for each, wanted in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(each, wanted)
+    np.testing.assert_allclose(shares.get(), 1 / (1 + np.exp(-logits[:, -1])), rtol=1e-6)
 
 
 @pytest.mark.parametrize("experts", [20, 132])

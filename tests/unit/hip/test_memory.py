@@ -348,10 +348,14 @@ def test_many_logits_of_a_router_fill_a_gemm() -> None:
 
 def test_logits_of_a_router_are_split_while_the_device_has_room_for_more_blocks() -> None:
     geometry = Geometry(132)
-    splits = [geometry.route_splits(tokens, 257, 2048) for tokens in (124, 1038, 1664, 1665, 4096)]
+    splits = [geometry.route_splits(tokens, 257, 2048) for tokens in (124, 1038, 2112, 2113, 4096)]
     assert splits == [4, 3, 2, 1, 1]
     assert geometry.route_splits(124, 257, 128) == 2  # of 64 features at least
     assert geometry.route_splits(124, 257, 32) == 1
+
+
+def test_tiles_of_a_router_leave_a_single_row_over() -> None:
+    assert list(map(Geometry.route_tiles, (1, 64, 65, 66, 256, 257, 258))) == [1, 1, 1, 2, 4, 4, 5]
 
 
 @pytest.mark.parametrize(("tokens", "num_logits"), [(1, 8), (64, 257), (1000, 257), (4096, 32)])

@@ -17,7 +17,7 @@ from rocmforge_hip.weights.placement import (
     weight_bytes,
 )
 from rocmforge_hip.weights.seats import with_seats
-from rocmforge_hip.weights.shared import join_shared, num_shared
+from rocmforge_hip.weights.shared import join_shared, num_logits, num_shared
 from tests.data.models.text.model_files import write_model
 from tests.data.models.text.tiny_models import by_name
 from tests.data.models.text.tiny_recurrent import larger_delta
@@ -30,6 +30,10 @@ def test_experts_of_one_shape_are_joined(name: str, tmp_path: Path) -> None:
     checkpoint = read_checkpoint(open_gguf(path))
     plan = plan_weights(take(checkpoint.config, checkpoint.weights))
     joined = join_shared(plan)
+    for layer in plan.layers:  # one vector has both routers
+        experts = present(layer.experts)
+        assert experts.router is present(experts.shared).router
+        assert num_logits(experts) == 9
     if name == "qwen3next":  # its shared expert is wider
         assert joined is plan
         return

@@ -20,6 +20,7 @@ class ExpertChoice:
     weight_scale: Pointer | None
     chosen: Pointer  # int32 [tokens, num_chosen + num_shared]
     weights: Pointer  # float32, alike
+    shares: Pointer | None  # float32 [tokens], of a network beside the experts
     experts: I32
     num_chosen: I32
     function: I32
@@ -96,9 +97,9 @@ def rf_add_rms_norm_route(
 
 
 def rf_add_shared(
-    *, mixed: Pointer, shared: Pointer, x: Pointer, router: Pointer | None, features: I32
+    *, mixed: Pointer, shared: Pointer, shares: Pointer | None, features: I32
 ) -> None:
-    """Adds the shared expert's result, weighted if there is a router, to that of the others."""
+    """Adds the shared expert's result, weighted if it has a router, to that of the others."""
 
 
 def rf_add_shared_rms_norm(
@@ -107,8 +108,7 @@ def rf_add_shared_rms_norm(
     mixed_weight: Pointer | None,
     shared: Pointer,
     shared_weight: Pointer | None,
-    x: Pointer,
-    router: Pointer | None,
+    shares: Pointer | None,
     residual: Pointer,
     post_weight: Pointer | None,
     scale: Pointer | None,
@@ -344,6 +344,7 @@ def rf_experts_down_beside(
     arrived: Pointer | None,
     mixed_weight: Pointer | None,
     shared_weight: Pointer | None,
+    shares: Pointer | None,
     residual: Pointer | None,
     post_weight: Pointer | None,
     scale_of_sum: Pointer | None,

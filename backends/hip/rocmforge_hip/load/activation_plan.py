@@ -38,7 +38,7 @@ from rocmforge_hip.weights.formats import ceil_div
 from rocmforge_hip.weights.placement import PLACE, Planned, PlannedMatrix, PlannedPart
 from rocmforge_hip.weights.products import QKV_PRODUCTS, Product
 from rocmforge_hip.weights.seats import hosted_matrices
-from rocmforge_hip.weights.shared import num_shared
+from rocmforge_hip.weights.shared import num_logits, num_shared
 
 
 def plan_activations(
@@ -230,8 +230,8 @@ def _of_experts(
     chosen = shared + max(rule.num_chosen for rule in rules)
     few, pairs = min(tokens, FEW_TOKENS), min(tokens, GROUPED_TOKENS) * chosen
     inner_size = max(rule.intermediate_size for rule in rules)
-    counts = {shared + rule.num_experts for rule in rules}
-    most_experts = max(counts)
+    most_experts = shared + max(rule.num_experts for rule in rules)
+    counts = {num_logits(experts) for layer in weights.layers if (experts := layer.experts)}
     most_logits = max(
         count * geometry.most_split_tokens(tokens, count, config.hidden_size) for count in counts
     )
@@ -244,11 +244,12 @@ def _of_experts(
         mixed = _multiplied(tokens, latent, f32=spec((tokens, latent), "f4"))
     return ExpertArrays(
         logits=spec((most_logits,), "f4"),
-        logit_sums=spec((most_experts,), "i8"),
+        logit_sums=spec((max(counts),), "i8"),
         total=Forms(f32=spec((NORMED_TOKENS, config.hidden_size), "f4")),
         arrived=spec((NORMED_TOKENS,), "u4"),
         chosen=Forms(i32=spec((max(1, len(hosted) // 2) * tokens, chosen), "i4")),
         weights=Forms(f32=spec((tokens, chosen), "f4")),
+        shares=spec((tokens,), "f4"),
         normed=_multiplied(tokens, config.hidden_size, f32=spec((tokens, config.hidden_size), "f4"))
         if any(layer.experts and layer.experts.norm for layer in weights.layers)
         else None,

@@ -122,6 +122,7 @@ class ExpertArrays(Generic[X]):
     arrived: X  # uint32 [N], zeros between steps: thread blocks that have finished
     chosen: Forms[X]  # [T, num_chosen]; H times that if the experts of H layers are hosted
     weights: Forms[X]  # [T, num_chosen]
+    shares: X  # float32 [T], what a network beside the experts counts
     normed: Forms[X] | None  # [T, hidden_size], where a network beside them reads another norm
     multiplied: Forms[X]  # [F, hidden_size]
     inner: Forms[X]  # [F * num_chosen, intermediate_size]

@@ -187,9 +187,9 @@ class ExpertLayers:
         return self._kernels.beside.mix(inputs, chosen, experts, network, GATES[activation])
 
     def add_shared(
-        self, mixed: Activation, shared: Activation, x: Activation, router: Weight | None
+        self, mixed: Activation, shared: Activation, router: Weight | None
     ) -> Activation:
-        """Does what `Ops.add_shared` says.
+        """Does what `Ops.add_shared` says; what chose the experts has multiplied with the router.
 
         Writes the sum to the place of the shared expert's result, if it is made at all.
         """
@@ -198,6 +198,5 @@ class ExpertLayers:
             *(shared.arrays, shared.rows, shared.features),
             first=mixed,
             second=shared,
-            x=x,
-            router=router,
+            shares=None if router is None else self._kernels.route.shares(shared.rows),
         )

@@ -261,9 +261,14 @@ class Geometry:
         """Returns whether so many logits of a router, of all tokens together, fill a GEMM."""
         return logits >= (self.least_route_logits or _ROUTE_LOGITS_PER_CU * self.compute_units)
 
+    @staticmethod
+    def route_tiles(num_logits: int) -> int:
+        """Returns the tiles of experts of a router's GEMM; a single row left over needs none."""
+        return ceil_div(max(1, num_logits - 1), ROUTE_TILE)
+
     def route_splits(self, tokens: int, num_logits: int, features: int) -> int:
         """Returns in how many parts of the features GEMM makes a router's logits of tokens."""
-        blocks = ceil_div(tokens, ROUTE_TILE) * ceil_div(num_logits, ROUTE_TILE)
+        blocks = ceil_div(tokens, ROUTE_TILE) * self.route_tiles(num_logits)
         wanted = _ROUTE_BLOCKS_PER_CU * self.compute_units // blocks
         return max(1, min(_MOST_ROUTE_SPLITS, wanted, features // _LEAST_ROUTE_FEATURES))
 

@@ -356,7 +356,7 @@ class HipOps:
     ) -> Activation:
         """Writes the sum to the place of the shared expert's result, if it is made at all."""
         assert self._experts is not None
-        return self._experts.add_shared(mixed, shared, x, router)
+        return self._experts.add_shared(mixed, shared, router)
 
     def per_layer_inputs(
         self, step: DeviceStep, x: Activation, embedding: Embedding[Weight]

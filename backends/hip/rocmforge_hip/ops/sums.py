@@ -261,7 +261,7 @@ class Sums:
         if isinstance(x, UnmadeSum):
             assert self._route is not None
             shared = self.made(x.second)
-            self._route.add_shared(self.made(x.first), shared, x.x, x.router)
+            self._route.add_shared(self.made(x.first), shared, x.shares)
             return shared, x.post_norm
         x, norm = without_norm(x)
         self._made_beside(x)

@@ -72,21 +72,26 @@ def groups() -> Iterator[Group]:
         yield Group(recipe, tuple(cases))
     recipe = replace(_SHAPE, experts=replace(wide, intermediate_size=32), least_route_logits=1)
     yield Group(recipe, (Case("gemm route", "70 tokens", _WEIGHTS, partial(_route, 70)),))
+    # The logit of a shared expert is left over by tiles of 64.
+    rule = replace(_RULE, num_experts=128, intermediate_size=32, shared_intermediate_size=64)
+    recipe = replace(_SHAPE, architecture="qwen2moe", experts=rule, least_route_logits=1)
+    case = Case("gemm route", "70 tokens, beside a shared expert", _WEIGHTS, partial(_route, 70))
+    yield Group(recipe, (case,))
     recipe = replace(_SHAPE, architecture="gemma4", experts=replace(_RULE, normalised=True))
     cases = [
         Case("route", f"between norms, {tokens} tokens", _WEIGHTS, partial(_route, tokens))
         for tokens in (1, 9, 17)
     ]
     yield Group(recipe, tuple(cases))
-    rule = replace(_RULE, shared_intermediate_size=_RULE.intermediate_size)
-    recipe = replace(_SHAPE, architecture="qwen2moe", experts=rule)
-    yield Group(
-        recipe,
-        tuple(
-            Case("route", f"to a shared expert, {tokens} tokens", _WEIGHTS, partial(_route, tokens))
+    # One of the size of the others is one of them.
+    for times, what in ((1, "to a shared expert"), (2, "beside a shared expert")):
+        rule = replace(_RULE, shared_intermediate_size=times * _RULE.intermediate_size)
+        recipe = replace(_SHAPE, architecture="qwen2moe", experts=rule)
+        cases = [
+            Case("route", f"{what}, {tokens} tokens", _WEIGHTS, partial(_route, tokens))
             for tokens in (1, 9, 17)
-        ),
-    )
+        ]
+        yield Group(recipe, tuple(cases))
     for name in FORMATS:
         limit = _FLOAT_SUM if name in FLOAT_FORMATS else _INT8
         yield Group(replace(_SHAPE, format=name), tuple(_mixed(name, limit)))
@@ -115,11 +120,12 @@ def groups() -> Iterator[Group]:
             for name in ("to a sum", "to a norm", "norms to a norm")
         ]
         yield Group(recipe, tuple(cases))
-    # One of the size of the others would be one of them.
     larger = replace(_RULE, shared_intermediate_size=2 * _RULE.intermediate_size)
-    beside = replace(_SHAPE, architecture="glm4moe", experts=larger)
-    for name in (name for name, format in FORMATS.items() if format.is_mixed):
-        recipe = replace(beside, format=name, expert_format=name)
+    for index, name in enumerate(name for name, format in FORMATS.items() if format.is_mixed):
+        architecture = ("qwen2moe", "glm4moe")[index % 2]  # with a share of its own, or without
+        recipe = replace(
+            _SHAPE, architecture=architecture, experts=larger, format=name, expert_format=name
+        )
         cases = [Case("experts beside", name, _INT8, _beside)]
         cases.append(Case("experts beside", f"{name}, which choose", _INT8, _choosing_beside))
         yield Group(recipe, tuple(cases))
@@ -164,8 +170,20 @@ def _routed(
     return oracle.route(logits, selection, rule)
 
 
+def _share(experts: Experts[Tensor], normed: Float64) -> Float64 | None:
+    """Returns what a shared expert counts for each token; None if it has no router."""
+    router = present(experts.shared).router
+    if router is None:
+        return None
+    share: Float64 = 1 / (1 + np.exp(-(normed @ values_of(router))))
+    return share
+
+
 def _networks(
-    experts: Experts[Tensor], chosen: npt.NDArray[np.integer], factors: npt.NDArray[np.floating]
+    experts: Experts[Tensor],
+    chosen: npt.NDArray[np.integer],
+    factors: npt.NDArray[np.floating],
+    share: float,
 ) -> Iterator[tuple[float, Float64, Float64, Float64]]:
     """Yields the factor, gate, up and down of a token's experts, and of the network beside them."""
     matrices = [values_of(each) for each in (experts.gate, experts.up, experts.down)]
@@ -173,11 +191,11 @@ def _networks(
         gate, up, down = (matrix[expert] for matrix in matrices)
         yield float(factor), gate, up, down
     shared = present(experts.shared)
-    yield 1.0, values_of(shared.gate), values_of(shared.up), values_of(shared.down)
+    yield share, values_of(shared.gate), values_of(shared.up), values_of(shared.down)
 
 
 def _route(tokens: int, bench: Workbench) -> float:
-    rule, experts, _ = _experts(bench)
+    rule, experts, arrays = _experts(bench)
     # No two cases share values, so that what an earlier one has left is wrong.
     width = bench.config.hidden_size
     old, delta = random_values(tokens, width), random_values(tokens + 1, width)[:tokens]
@@ -202,16 +220,18 @@ def _route(tokens: int, bench: Workbench) -> float:
     if experts.router_norm is not None:
         normed = _normed(bench, want, experts.router_norm)
     wanted, wanted_factors = _routed(experts, normed, rule)
-    if present(on_device.experts).shared is None and experts.shared is not None:
-        of_shared = normed @ values_of(present(experts.shared.router))
+    share = None if experts.shared is None else _share(experts, normed)
+    if present(on_device.experts).shared is None and share is not None:
         wanted = np.pad(wanted + 1, ((0, 0), (0, 1)))
-        wanted_factors = np.column_stack([wanted_factors, 1 / (1 + np.exp(-of_shared))])
+        wanted_factors, share = np.column_stack([wanted_factors, share]), None
     if experts.weight_scale is not None:
         wanted_factors = wanted_factors * values_of(experts.weight_scale)[wanted]
     assert chosen.i32 is not None
     if not np.array_equal(bench.get(chosen.i32), wanted):
         return float("inf")
+    shares = 0.0 if share is None else error(bench.get(arrays.shares.first(tokens)), share)
     return max(
+        shares,
         error(bench.result(total), want),
         *(error(bench.result(x), norm) for x, norm in zip(found, wanted_norms, strict=True)),
         error(bench.result(factors), wanted_factors),
@@ -331,13 +351,16 @@ def _beside(bench: Workbench) -> float:
     choice = Activation(arrays.chosen, 1, rule.num_chosen, i32=names)
     step = replace(bench.step([(1, 1, [])]), variant=VARIANTS["deferred"])
     weights = bench.activation(arrays.weights, factors)
-    network = present(there.shared)
+    network, share = present(there.shared), 1.0
+    if network.router is not None:
+        share = 0.75
+        bench.put(np.array([share], np.float32), arrays.shares.first(1))
     mixed, made = ops.experts_beside(step, (x, x), (choice, weights), there, network, kind)
-    total = ops.add_shared(mixed, made, x, None)
+    total = ops.add_shared(mixed, made, x, network.router)
     residual = bench.activation(bench.residual, old)
     total, normed = ops.add_norm(residual, total, on_device.attention_norm, None)
     row, want, size = values[0].astype(np.float64), old.astype(np.float64), np.abs(old)
-    for factor, gate, up, down in _networks(experts, chosen[0], factors[0]):
+    for factor, gate, up, down in _networks(experts, chosen[0], factors[0], share):
         inner = oracle.gated(gate @ row, up @ row, kind)
         want = want + factor * (down @ inner)
         size = size + factor * (np.abs(down) @ np.abs(inner))
@@ -360,16 +383,18 @@ def _choosing_beside(bench: Workbench) -> float:
     residual = bench.activation(bench.residual, old)
     assert norm is not None
     total, (x,), choice = ops.add_norm_route(residual, delta, [norm], there, rule)
-    mixed, made = ops.experts_beside(step, (x, x), choice, there, present(there.shared), kind)
-    added = ops.add_shared(mixed, made, x, None)
+    network = present(there.shared)
+    mixed, made = ops.experts_beside(step, (x, x), choice, there, network, kind)
+    added = ops.add_shared(mixed, made, x, network.router)
     total, normed = ops.add_norm(total, added, on_device.attention_norm, None)
     want = old + values.astype(np.float64) @ values_of(own.output).T
     read, size = _normed(bench, want, layer.feed_forward_norm), np.abs(want)
     chosen, factors = _routed(experts, read, rule)
     if not np.array_equal(bench.get(present(choice[0].i32)), chosen):
         return float("inf")
-    largest = _largest_of_blocks(read)
-    for factor, gate, up, down in _networks(experts, chosen[0], factors[0]):
+    largest, share = _largest_of_blocks(read), _share(experts, read)
+    of_shared = 1.0 if share is None else float(share[0])
+    for factor, gate, up, down in _networks(experts, chosen[0], factors[0], of_shared):
         of_gate, of_up = read @ gate.T, read @ up.T
         inner = oracle.gated(of_gate, of_up, kind)
         rounded = largest @ np.abs(gate).T * np.abs(of_up) + largest @ np.abs(up).T
@@ -389,27 +414,24 @@ def _largest_of_blocks(x: Float64) -> Float64:
 
 def _add_shared(name: str, bench: Workbench) -> float:
     """Checks a sum on its way into the residual, that is normed or not, as what is added is."""
-    _, experts, arrays = _experts(bench)
+    *_, arrays = _experts(bench)
     ops, width, arena = bench.model.ops, bench.config.hidden_size, bench.model.arena
-    mixed, shared, values, old = (
-        random_values(rows, width)[:5].astype(np.float64) for rows in (5, 6, 7, 8)
-    )
+    mixed, shared, old = (random_values(rows, width)[:5].astype(np.float64) for rows in (5, 6, 8))
     layer, on_device = bench.weights.layers[0], bench.model.weights.layers[0]
     norms = on_device.attention_norm, on_device.feed_forward_norm
-    places = (arrays.mixed, mixed), (arena.delta, shared), (arena.normed, values)
-    first, second, x = (bench.activation(forms, rows.astype(np.float32)) for forms, rows in places)
+    places = (arrays.mixed, mixed), (arena.delta, shared)
+    first, second = (bench.activation(forms, rows.astype(np.float32)) for forms, rows in places)
     if name == "norms to a norm":
         first, second = ops.norm(first, norms[0], None), ops.norm(second, norms[1], None)
         mixed = _normed(bench, mixed, layer.attention_norm)
         shared = _normed(bench, shared, layer.feed_forward_norm)
     router = present(present(on_device.experts).shared).router
-    total = ops.add_shared(first, second, x, router)
-    weight = np.ones((5, 1))
-    of_router = present(experts.shared).router
-    if of_router is not None:
-        logits = values @ values_of(of_router)
-        weight = 1 / (1 + np.exp(-logits[:, None]))
-    want = mixed + weight * shared
+    shares = np.ones(5, np.float32)
+    if router is not None:
+        shares = np.linspace(0.2, 0.9, 5, dtype=np.float32)
+        bench.put(shares, arrays.shares.first(5))
+    total = ops.add_shared(first, second, first, router)  # what a router reads is of no use now
+    want = mixed + shares[:, None].astype(np.float64) * shared
     if name == "norms to a norm":
         total, want = ops.norm(total, norms[0], None), _normed(bench, want, layer.attention_norm)
     want += old

@@ -18,7 +18,7 @@ import numpy as np
 from rocmforge.checkpoint.formats import WeightFormat
 from rocmforge.checkpoint.tensor import Tensor
 from rocmforge.errors import UnsupportedTensor
-from rocmforge.models.blocks import Fusion, ModelWeights, Role, WeightPlace
+from rocmforge.models.blocks import Experts, Fusion, ModelWeights, Role, WeightPlace
 from rocmforge.models.weights import map_places, walk
 from rocmforge_hip.device.constants import GATE_ROWS, ROW_ALIGN
 from rocmforge_hip.device.memory import ArraySpec, spec
@@ -154,7 +154,29 @@ def plan_weights(model: ModelWeights[Tensor], context: int | None = None) -> Mod
         groups.setdefault(key, {})[place] = tensor
     for members in groups.values():
         planned |= _plan_group(members, context)
-    return map_places(model, lambda place, _: planned[place])
+    return _with_joined_routers(map_places(model, lambda place, _: planned[place]))
+
+
+def _with_joined_routers(plan: ModelWeights[Planned]) -> ModelWeights[Planned]:
+    """Returns the plan in which the router of a shared expert is the last row of the experts' own.
+
+    Both are one vector then: a launch multiplies with all of it.
+    """
+
+    def joined(experts: Experts[Planned]) -> Experts[Planned]:
+        shared, router = experts.shared, experts.router
+        if shared is None or shared.router is None:
+            return experts
+        assert isinstance(router, PlannedVector)
+        assert isinstance(shared.router, PlannedVector)
+        router = PlannedVector((*router.tensors, *shared.router.tensors))
+        return replace(experts, router=router, shared=replace(shared, router=router))
+
+    layers = (
+        layer if layer.experts is None else replace(layer, experts=joined(layer.experts))
+        for layer in plan.layers
+    )
+    return replace(plan, layers=tuple(layers))
 
 
 def with_whole(plan: ModelWeights[Planned], names: Collection[str]) -> ModelWeights[Planned]:

@@ -6,6 +6,7 @@ pair of each token, and not launches of its own.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from rocmforge.models.blocks import Experts, ModelWeights, SharedExpert
@@ -15,8 +16,8 @@ from rocmforge_hip.weights.placement import Planned, PlannedMatrix, PlannedPart,
 def join_shared(plan: ModelWeights[Planned]) -> ModelWeights[Planned]:
     """Returns the plan in which shared experts are the first of the others, where they can be.
 
-    Where they have a router of their own, its logit comes last; others weigh 1. Experts that the
-    host has stay as they are, and so do all shared experts unless every one can be joined.
+    Experts that the host has stay as they are, and so do all shared experts unless every one can be
+    joined. One without a router of its own weighs 1.
     """
     joined = [
         layer if layer.experts is None else replace(layer, experts=_joined(layer.experts))
@@ -33,19 +34,19 @@ def num_shared(plan: ModelWeights[Planned]) -> int:
     return max((_part(experts.down).matrix.num_shared for experts in of_layers), default=0)
 
 
+def num_logits(experts: Experts[Planned]) -> int:
+    """Returns the rows of a layer's router, with that of a shared expert."""
+    assert isinstance(experts.router, PlannedVector)
+    return sum(math.prod(tensor.shape[:-1]) for tensor in experts.router.tensors)
+
+
 def _joined(experts: Experts[Planned]) -> Experts[Planned]:
     shared = experts.shared
     if shared is None or not _can_join(experts, shared):
         return experts
-    router, of_shared = experts.router, shared.router
-    assert isinstance(router, PlannedVector)
-    if of_shared is not None:
-        assert isinstance(of_shared, PlannedVector)
-        router = PlannedVector((*router.tensors, *of_shared.tensors))
     gate_up = _with_first(_part(experts.gate), _part(shared.gate))
     return replace(
         experts,
-        router=router,
         gate=gate_up,
         up=gate_up,
         down=_with_first(_part(experts.down), _part(shared.down)),

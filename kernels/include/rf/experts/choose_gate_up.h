@@ -26,8 +26,7 @@ struct SummedLogits {
 template <class Format>
 __device__ __forceinline__ void choose_gate_up(const ExpertMatrices& experts, NormedActivations& x,
                                                const RouteRule& rule, const LogitSum* sums,
-                                               int32_t* chosen, float* weights,
-                                               const GateUpOutputs& to) {
+                                               const Choices& choices, const GateUpOutputs& to) {
   __shared__ RouteChoice::Lds lds;
   RouteChoice choice(lds, rule);
   const int rank = static_cast<int>(blockIdx.x);
@@ -35,7 +34,7 @@ __device__ __forceinline__ void choose_gate_up(const ExpertMatrices& experts, No
   x.find_factor();
   const SummedLogits logits{sums, own, x.factor};
   if (blockIdx.y == gridDim.y - 1) {
-    if (rank == 0) choice.run(logits, chosen, weights);
+    if (rank == 0) choice.run(logits, choices);
     return;
   }
   const int expert = uniform(choice.only(logits, rank));
@@ -68,15 +67,15 @@ __device__ __forceinline__ void choose_gate_up(const ExpertMatrices& experts, No
       int64_t expert_bytes, int out_features, int quant_blocks, int activation,                    \
       const float* __restrict__ squares, float eps, const int64_t* __restrict__ logit_sums,        \
       const float* __restrict__ bias, const float* __restrict__ selection_bias,                    \
-      const float* __restrict__ weight_scale, int32_t* chosen, float* weights, int experts,        \
-      int num_chosen, int function, int groups, int kept_groups, int normalised, float factor,     \
-      int first_own, int num_own, int num_shared, int weighs_shared) {                             \
+      const float* __restrict__ weight_scale, int32_t* chosen, float* weights, float* shares,      \
+      int experts, int num_chosen, int function, int groups, int kept_groups, int normalised,      \
+      float factor, int first_own, int num_own, int num_shared, int weighs_shared) {               \
     rf::NormedActivations x{{q, scale, 1, 1, quant_blocks}, squares, eps};                         \
     const rf::RouteRule rule{bias,      selection_bias, weight_scale, experts,         num_chosen, \
                              function,  groups,         kept_groups,  normalised != 0, factor,     \
                              first_own, num_own,        num_shared,   weighs_shared};              \
-    rf::choose_gate_up<rf::Format>({weight, places, expert_bytes}, x, rule, logit_sums, chosen,    \
-                                   weights,                                                        \
+    rf::choose_gate_up<rf::Format>({weight, places, expert_bytes}, x, rule, logit_sums,            \
+                                   {chosen, weights, shares},                                      \
                                    {{out_features, activation},                                    \
                                     gate_bias,                                                     \
                                     up_bias,                                                       \

@@ -52,11 +52,24 @@ struct RouteRule {
   int first_own;      // of the experts that this device has
   int num_own;        // so many follow each other
   int num_shared;     // 1: each token goes to an expert besides, the first of this device's
-  int weighs_shared;  // 1: its weight is the sigmoid of the logit behind the others, else 1
+  int weighs_shared;  // 1: its weight, or that of a network beside the experts, is the sigmoid of
+                      // the logit behind the others; else 1
 
   // Logits and experts of a token.
   __device__ __forceinline__ int num_logits() const { return experts + weighs_shared; }
   __device__ __forceinline__ int num_pairs() const { return num_chosen + num_shared; }
+};
+
+// Where the experts of tokens go, and what they count.
+struct Choices {
+  int32_t* chosen;  // [tokens, num_pairs]
+  float* weights;   // alike
+  float* shares;    // [tokens]: what a network beside the experts counts; null: there is none, or 1
+
+  __device__ __forceinline__ Choices of(const RouteRule& rule, int64_t token) const {
+    const int64_t first = token * rule.num_pairs();
+    return {chosen + first, weights + first, shares ? shares + token : nullptr};
+  }
 };
 
 // The logits of a token in parts that are added up.
@@ -92,9 +105,9 @@ class RouteChoice {
   __device__ __forceinline__ RouteChoice(Lds& lds, const RouteRule& rule)
       : lds_(lds), rule_(rule) {}
 
-  // Does it all for one token: its logits, and where its experts and their weights go.
+  // Does it all for one token: its logits, and where its choice goes.
   template <class Logits>
-  __device__ __forceinline__ void run(const Logits& logits, int32_t* chosen, float* weights) {
+  __device__ __forceinline__ void run(const Logits& logits, const Choices& to) {
     offer<true>(own_logit(logits));
     if (wave_id() == 0) {
       best(rule_.num_chosen, [&](int rank, int expert) {
@@ -103,7 +116,7 @@ class RouteChoice {
       });
     }
     __syncthreads();
-    store(chosen, weights, logits);
+    store(to, logits);
   }
 
   // Returns the expert of one rank, counted from the first of this device, or kElsewhere; that of
@@ -131,19 +144,22 @@ class RouteChoice {
     return logits(expert) + (rule_.bias ? rule_.bias[expert] : 0.0f);
   }
 
-  // Writes the experts of the token and their weights; `logits` are for that of a shared expert.
+  // Writes the experts of the token and their weights; `logits` are for that of what is shared.
   template <class Logits>
-  __device__ __forceinline__ void store(int32_t* chosen, float* weights,
-                                        const Logits& logits) const {
+  __device__ __forceinline__ void store(const Choices& to, const Logits& logits) const {
     const int rank = threadIdx.x;
     if (rank < rule_.num_chosen) {
-      chosen[rank] = own(lds_.chosen[rank]);
-      weights[rank] = weight(rank);
+      to.chosen[rank] = own(lds_.chosen[rank]);
+      to.weights[rank] = weight(rank);
     }
-    if (rule_.num_shared == 0 || rank != 0) return;
-    chosen[rule_.num_chosen] = 0;
-    weights[rule_.num_chosen] =
-        rule_.weighs_shared ? 1.0f / (1.0f + exp(-logits(rule_.experts))) : 1.0f;
+    if (rank != 0 || (rule_.num_shared == 0 && !to.shares)) return;
+    const float share = rule_.weighs_shared ? 1.0f / (1.0f + exp(-logits(rule_.experts))) : 1.0f;
+    if (rule_.num_shared == 0) {
+      *to.shares = share;
+    } else {
+      to.chosen[rule_.num_chosen] = 0;
+      to.weights[rule_.num_chosen] = share;
+    }
   }
 
   __device__ __forceinline__ float weight(int rank) const {

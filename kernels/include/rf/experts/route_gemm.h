@@ -16,7 +16,9 @@ class RouteGemm {
   static constexpr int kTile = 64;  // tokens, and experts, of a block
 
   // logits[part][t][e] = x[t] @ router[e] for tile blockIdx.y of tokens, blockIdx.x of experts and
-  // part blockIdx.z of the features.
+  // part blockIdx.z of the features. The last row of the router, if tiles leave it over as that of
+  // a shared expert, is multiplied by the lanes of the first, which have x: a tile more for it
+  // would read all of x again.
   static __device__ __forceinline__ void run(const float* x, const float* router, float* logits,
                                              int tokens, int experts, int features) {
     __shared__ Lds lds;
@@ -31,13 +33,17 @@ class RouteGemm {
     const float* const from[2] = {
         x + static_cast<int64_t>(min(first_token + row, tokens - 1)) * features + chunk * 8,
         router + static_cast<int64_t>(min(first_expert + row, experts - 1)) * features + chunk * 8};
+    const bool has_last = blockIdx.x == 0 && experts > static_cast<int>(gridDim.x) * kTile;
+    const float* const last = router + static_cast<int64_t>(experts - 1) * features + chunk * 8;
+    float sum_of_last = 0.0f;
     // What a step reads is asked for three steps before: two are on their way.
     Held held[2][2];
     const auto load = [&](int slot, int k) {
       if (k >= end) return;
       for (int i = 0; i < 2; ++i) held[slot][i] = {load16(from[i] + k), load16(from[i] + k + 4)};
     };
-    const auto put = [&](int slot) {
+    const auto put = [&](int slot, int k) {
+      if (has_last) sum_of_last = dot(held[slot][0], last + k, sum_of_last);
       for (int i = 0; i < 2; ++i) {
         const Parts parts = split(held[slot][i]);
         HalfTile{lds.tiles[slot][i][0]}(row, chunk) = parts.high;
@@ -47,7 +53,7 @@ class RouteGemm {
 
     load(0, begin);
     load(1, begin + kTileK);
-    put(0);
+    put(0, begin);
     load(0, begin + 2 * kTileK);
     lds_barrier();
     Mma::Acc sums[kColumnTiles] = {};
@@ -58,12 +64,19 @@ class RouteGemm {
         const int next = k + (slot + 1) * kTileK;
         if (next - kTileK >= end) break;
         multiply(lds, slot, sums, rests);
-        if (next < end) put(1 - slot);
+        if (next < end) put(1 - slot, next);
         load(1 - slot, next + 2 * kTileK);
         lds_barrier();
       }
     }
     logits += static_cast<int64_t>(part) * tokens * experts;
+    if (has_last) {
+      static_assert(kTileChunks == 4);
+      sum_of_last += shfl_xor<1>(sum_of_last);
+      sum_of_last += shfl_xor<2>(sum_of_last);
+      const int64_t token = first_token + row;
+      if (chunk == 0 && token < tokens) logits[token * experts + experts - 1] = sum_of_last;
+    }
 #pragma unroll
     for (int j = 0; j < kColumnTiles; ++j) {
 #pragma unroll
@@ -98,6 +111,14 @@ class RouteGemm {
   static __device__ __forceinline__ int wave_row() { return uniform(wave_id()) % kRowTiles * 16; }
   static __device__ __forceinline__ int wave_column() {
     return uniform(wave_id()) / kRowTiles * (kColumnTiles * 16);
+  }
+
+  static __device__ __forceinline__ float dot(const Held& x, const float* row, float sum) {
+    for (int i = 0; i < 2; ++i) {
+      const Vec<float, 4> four = load16(row + 4 * i);
+      for (int k = 0; k < 4; ++k) sum = fma(x.values[i][k], four[k], sum);
+    }
+    return sum;
   }
 
   static __device__ __forceinline__ Parts split(const Held& held) {

@@ -12,15 +12,14 @@ struct Addend {
   const float* weight;  // of the norm; null: none
 };
 
-// first + second, or first + sigmoid(x @ router) * second, where router is not null.
+// first + shares[row] * second; without shares, first + second.
 struct SumOfTwo {
   Addend first;
   Addend second;
-  const float* x;
-  const float* router;
+  const float* shares;  // f32 [rows]
 
   // Adds the sum of row `row` to the residual, or its norm if there is a post_weight, and norms
-  // what comes of that times the scale, as rms_norm does. x may be where the norm goes.
+  // what comes of that times the scale, as rms_norm does.
   __device__ __forceinline__ void add_and_norm(int64_t row, float* residual,
                                                const float* post_weight, const float* scale,
                                                const NormOutput& to, int hidden_size,
@@ -40,7 +39,7 @@ struct SumOfTwo {
       load_row(second.weight, hidden_size, weights);
       multiply(others, norm_factor(others, hidden_size, eps, partial), weights);
     }
-    const float share = router ? share_of(x + at, hidden_size, partial) : 1.0f;
+    const float share = shares ? shares[row] : 1.0f;
 #pragma unroll
     for (int step = 0; step < kNormSteps; ++step) values[step] += share * others[step];
     float factor = 1.0f;
@@ -77,17 +76,6 @@ struct SumOfTwo {
                                                   const NormRow& weights) {
 #pragma unroll
     for (int step = 0; step < kNormSteps; ++step) values[step] *= factor * weights[step];
-  }
-
-  __device__ __forceinline__ float share_of(const float* row, int hidden_size,
-                                            float* partial) const {
-    float sum = 0.0f;
-#pragma unroll
-    for (int step = 0; step < kNormSteps; ++step) {
-      const int i = norm_index(step);
-      if (i < hidden_size) sum += sum_four(load16(row + i) * load16(router + i));
-    }
-    return 1.0f / (1.0f + exp(-block_sum(sum, partial)));
   }
 };
 

@@ -31,6 +31,7 @@ _NOT_ADDED: Final = {
     "arrived": None,
     "mixed_weight": None,
     "shared_weight": None,
+    "shares": None,
     "residual": None,
     "post_weight": None,
     "scale_of_sum": None,
@@ -88,11 +89,7 @@ class BesideKernels:
     def chooses(self, x: Activation, num_chosen: int, experts: Experts[Weight]) -> bool:
         """Returns whether gate and up of both can choose so many experts, as of `multiplies`."""
         network = experts.shared
-        return (
-            network is not None
-            and network.router is None
-            and self.multiplies(x, num_chosen, experts, network)
-        )
+        return network is not None and self.multiplies(x, num_chosen, experts, network)
 
     def multiplies(
         self,
@@ -228,7 +225,6 @@ class BesideKernels:
         first, second = (without_norm(x)[0] for x in (total.first, total.second))
         return (
             weight is not None
-            and total.router is None
             and isinstance(first, DownBeside)
             and isinstance(second, DownBeside)
             and first.both is second.both
@@ -252,6 +248,7 @@ class BesideKernels:
             "arrived": self._arena.arrived,
             "mixed_weight": optional_vector(first_norm, features),
             "shared_weight": optional_vector(second_norm, features),
+            "shares": total.shares,
             "residual": f32_of(residual),
             "post_weight": optional_vector(total.post_norm, features),
             "scale_of_sum": optional_vector(scale, 1),

@@ -53,8 +53,7 @@ class UnmadeSum(Activation):
 
     first: Activation
     second: Activation
-    x: Activation
-    router: Weight | None
+    shares: DeviceArray | None  # float32 [T]: what the second counts; None: 1
     post_norm: Weight | None = None  # what is added is the norm of the sum
 
 
@@ -206,12 +205,14 @@ class RouteKernels:
     ) -> tuple[Activation, Activation]:
         """Returns the experts of each token, in int32, and their weights."""
         rows, num_logits = x.rows, self._num_logits(experts)
-        kernel, tile, splits = self._logits, _TILE, 1
+        kernel, splits = self._logits, 1
+        tiles = ceil_div(num_logits, _TILE), ceil_div(rows, _TILE)
         if self._geometry.routes_by_gemm(rows * num_logits):
-            kernel, tile = self._gemm, ROUTE_TILE
+            kernel = self._gemm
+            tiles = self._geometry.route_tiles(num_logits), ceil_div(rows, ROUTE_TILE)
             splits = self._geometry.route_splits(rows, num_logits, x.features)
         kernel.launch(
-            (ceil_div(num_logits, tile), ceil_div(rows, tile), splits),
+            (*tiles, splits),
             _THREADS,
             x=f32_of(x),
             router=vector_of(experts.router, num_logits * x.features),
@@ -246,18 +247,19 @@ class RouteKernels:
         chosen = Activation(arrays.chosen, rows, count, i32=of_layers.rows(first, first + rows))
         return chosen, empty(arrays.weights, rows, count, half=False)
 
-    def add_shared(
-        self, mixed: Activation, shared: Activation, x: Activation, router: Weight | None
-    ) -> None:
-        """Adds what `Ops.add_shared` says to the float32 of `shared`."""
+    def shares(self, rows: int) -> DeviceArray:
+        """Returns what a network with a router of its own counts for each token, float32 [T]."""
+        return self._arrays.shares.first(rows)
+
+    def add_shared(self, mixed: Activation, shared: Activation, shares: DeviceArray | None) -> None:
+        """Adds what `Ops.add_shared` says to the float32 of `shared`, whose rows count `shares`."""
         self._add.launch(
-            (x.rows, 1, 1),
+            (shared.rows, 1, 1),
             _THREADS,
             mixed=f32_of(mixed),
             shared=f32_of(shared),
-            x=f32_of(x),
-            router=optional_vector(router, x.features),
-            features=x.features,
+            shares=shares,
+            features=shared.features,
         )
 
     def adds_and_norms(self, weight: Weight | None, features: int) -> TypeGuard[Weight]:
@@ -283,8 +285,7 @@ class RouteKernels:
             mixed_weight=optional_vector(first_norm, features),
             shared=f32_of(second),
             shared_weight=optional_vector(second_norm, features),
-            x=f32_of(total.x),
-            router=optional_vector(total.router, features),
+            shares=total.shares,
             residual=f32_of(residual),
             post_weight=optional_vector(total.post_norm, features),
             scale=optional_vector(scale, 1),
@@ -295,7 +296,7 @@ class RouteKernels:
         )
 
     def _num_logits(self, experts: Experts[Weight]) -> int:
-        """Returns the rows of the router: one more for a shared expert that it weighs."""
+        """Returns the rows of the router: one more for a shared expert that has one of its own."""
         assert isinstance(experts.router, Vector), "a vector is needed here"
         return experts.router.data.shape[0] // self._features
 
@@ -308,13 +309,14 @@ class RouteKernels:
     ) -> ExpertChoice:
         """Returns how kernels choose the experts."""
         own, num_shared = part_of(experts.down).matrix.num_experts, _num_shared(experts)
-        num_logits = self._num_logits(experts)
+        weighs_shared = self._num_logits(experts) - rule.num_experts
         return ExpertChoice(
             bias=optional_vector(experts.router_bias, rule.num_experts),
             selection_bias=optional_vector(experts.selection_bias, rule.num_experts),
             weight_scale=optional_vector(experts.weight_scale, rule.num_experts),
             chosen=i32_of(chosen),
             weights=f32_of(weights),
+            shares=self.shares(weights.rows) if weighs_shared and not num_shared else None,
             experts=rule.num_experts,
             num_chosen=rule.num_chosen,
             function=_FUNCTIONS[rule.router],
@@ -325,7 +327,7 @@ class RouteKernels:
             first_own=self._rank * own - num_shared,
             num_own=own,
             num_shared=num_shared,
-            weighs_shared=num_logits - rule.num_experts,
+            weighs_shared=weighs_shared,
         )
 
 
