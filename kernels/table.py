@@ -135,7 +135,7 @@ def _source(
         units = [_unit(f"{name}-{head.name}", path, _head_defines(head), chosen) for head in heads]
     elif row.get("unit_per_format"):
         units = [_unit(f"{name}-{format.name}", path, (), [format]) for format in chosen]
-    elif row.get("formats") == "mixed":
+    elif row.get("formats") in ("mixed", "experts"):
         units = [_unit(name, path, _format_numbers(chosen, formats), chosen)]
     else:
         units = [_unit(name, path, (), chosen)]

@@ -15,7 +15,7 @@ import pytest
 
 from rocmforge.models.layer_config import ExpertsConfig, RouterFunction
 from rocmforge_hip.ops.norms import norm_threads
-from rocmforge_hip.weights.formats import FORMAT_NUMBERS
+from rocmforge_hip.weights.formats import FORMAT_NUMBERS, FORMATS
 from tests.kernels.experts.test_route import FUNCTIONS, RULE
 from tests.kernels.matrices.test_gemv_mixed import MIXED
 from tests.support.launches.kernels import Device, DeviceArray
@@ -38,6 +38,7 @@ from tests.support.operands.linear import (
 
 EPS = 1e-3  # so large that it counts
 EXPERTS, CHOSEN = 6, 4
+EXPERT_FORMATS = [name for name, format in FORMATS.items() if format.has_deferred_experts]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -281,15 +282,19 @@ def _check(*ways: Callable[[], list[DeviceArray]]) -> list[bytes]:
     return second
 
 
+@pytest.mark.parametrize("name", EXPERT_FORMATS)
+def test_each_type_of_experts(device: Device, name: str) -> None:
+    case = Case(name=name, inner=256, beside_inner=256)
+    case.check_gate_up(device)
+    case.check_down(device)
+
+
 @pytest.mark.parametrize("name", MIXED)
-def test_each_type_of_experts_and_of_networks(device: Device, name: str) -> None:
-    """Which may be different ones."""
-    for case in (
-        Case(name=name, inner=256, beside_inner=256),
-        Case(name="q4_k", beside=name, inner=256, beside_inner=512),
-    ):
-        case.check_gate_up(device)
-        case.check_down(device)
+def test_each_type_of_networks(device: Device, name: str) -> None:
+    """Which may be another than that of experts."""
+    case = Case(name="q4_k", beside=name, inner=256, beside_inner=512)
+    case.check_gate_up(device)
+    case.check_down(device)
 
 
 @pytest.mark.parametrize("threads", [64, 128, 256])
@@ -321,12 +326,12 @@ def test_sums_are_left_as_they_are_where_nothing_is_to_be_added(device: Device) 
     Case(name="q5_0").check_down(device, adds=False)
 
 
-@pytest.mark.parametrize("name", ["q4_k", "q6_k", "q5_0", "q8_0"])
+@pytest.mark.parametrize("name", ["q4_k", "q6_k", "q5_0", "q8_0", "mxfp4"])
 def test_both_complete_a_norm_and_choose_experts(device: Device, name: str) -> None:
     """Two formats, and more threads than a tile of the network has."""
     Case(name=name, inner=256, beside_inner=256).check_choosing_gate_up(device, RULE)
     case = Case(name="q8_0", beside=name, features=1056, beside_inner=96, threads=128)
-    if name not in ("q4_k", "q6_k"):  # whose rows are whole super-blocks
+    if name in ("q5_0", "q8_0"):  # others have super-blocks, or are of experts alone
         case.check_choosing_gate_up(device, RULE)
 
 

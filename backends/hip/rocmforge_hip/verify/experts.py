@@ -121,10 +121,14 @@ def groups() -> Iterator[Group]:
         ]
         yield Group(recipe, tuple(cases))
     larger = replace(_RULE, shared_intermediate_size=2 * _RULE.intermediate_size)
-    for index, name in enumerate(name for name, format in FORMATS.items() if format.is_mixed):
-        architecture = ("qwen2moe", "glm4moe")[index % 2]  # with a share of its own, or without
+    of_experts = (name for name, format in FORMATS.items() if format.has_deferred_experts)
+    for index, name in enumerate(of_experts):
         recipe = replace(
-            _SHAPE, architecture=architecture, experts=larger, format=name, expert_format=name
+            _SHAPE,
+            architecture=("qwen2moe", "glm4moe")[index % 2],  # with a share of its own, or without
+            experts=larger,
+            format=name if FORMATS[name].is_mixed else "q8_0",
+            expert_format=name,
         )
         cases = [Case("experts beside", name, _INT8, _beside)]
         cases.append(Case("experts beside", f"{name}, which choose", _INT8, _choosing_beside))

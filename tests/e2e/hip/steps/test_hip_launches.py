@@ -181,6 +181,11 @@ def test_launches_of_a_layer(
             1,
             {"plain": 12, "fused": 10, "rounded": 9, "fewest": 9, "deferred": 5},
         ),
+        (
+            "qwen2moe, experts in MXFP4",
+            1,
+            {"plain": 12, "fused": 10, "rounded": 9, "fewest": 9, "deferred": 5},
+        ),
         ("gemma4-moe", 1, {"plain": 12, "fused": 10, "rounded": 9, "fewest": 9, "deferred": 6}),
     ],
 )

@@ -119,7 +119,7 @@ class BesideKernels:
         return (
             up.out_features % QUANT_BLOCK == 0
             and gemv_threads(down.quant_blocks) <= threads <= self._down.max_threads
-            and all(matrix.format.is_mixed for matrix in of_pairs)
+            and all(matrix.format.has_deferred_experts for matrix in of_pairs)
             and self._products.mixes_row(x, (up, down))
         )
 
