@@ -51,8 +51,8 @@ def runner_of(
 ) -> HipRunner:
     name, _, kind = name.partition(", ")
     model, mix = quantized(by_name(name), "q4_k"), MIX
-    if kind == "experts in MXFP4":
-        mix = MIX | {"_exps": "mxfp4"}
+    if kind.startswith("experts in "):
+        mix = MIX | {"_exps": kind.removeprefix("experts in ").lower()}
     if kind == "shared expert of another type":
         mix = MIX | {"_shexp": "q8_0"}
     if kind == "dense":
@@ -187,6 +187,11 @@ def test_launches_of_a_layer(
             {"plain": 12, "fused": 10, "rounded": 9, "fewest": 9, "deferred": 5},
         ),
         ("gemma4-moe", 1, {"plain": 12, "fused": 10, "rounded": 9, "fewest": 9, "deferred": 6}),
+        (
+            "gemma4-moe, experts in Q5_1",
+            1,
+            {"plain": 12, "fused": 10, "rounded": 9, "fewest": 9, "deferred": 6},
+        ),
     ],
 )
 def test_launches_of_a_layer_with_experts(
