@@ -190,24 +190,30 @@ def test_blocks_may_write_the_same_values_if_they_say_so(device: Device, any_ord
     np.testing.assert_array_equal(read.get(), np.tile(7 * np.arange(64), 3))
 
 
-def test_a_block_writes_other_values_than_it_says(device: Device, any_order: str) -> None:
-    y, read = device.empty(64, np.int32, "y"), device.empty(192, np.int32)
-    with pytest.raises(KernelFault, match=r"has another value for offset \d+ .*'y'.* than another"):
-        device.launch("rf_blocks_write_alike", y, read, 64, 1, 0, grid=3, block=64)
-
-
-def test_a_block_writes_more_bytes_than_it_says(device: Device, any_order: str) -> None:
-    y, read = device.empty(64, np.int32, "y"), device.empty(192, np.int32)
-    with pytest.raises(KernelFault, match=r"writes offset 252 .*'y'.*which block \d wrote"):
-        device.launch("rf_blocks_write_alike", y, read, 63, 0, 0, grid=3, block=64)
-
-
-def test_a_block_reads_what_others_write_alike_before_it_has_written_it(
-    device: Device, any_order: str
+@pytest.mark.parametrize(
+    ("count", "others", "reads_early", "finding"),
+    [
+        pytest.param(
+            *(64, 1, 0, r"has another value for offset \d+ .*'y'.* than another"),
+            id="writes_other_values",
+        ),
+        pytest.param(
+            *(63, 0, 0, r"writes offset 252 .*'y'.*which block \d wrote"), id="writes_more_bytes"
+        ),
+        pytest.param(
+            *(64, 0, 1, r"reads offset \d+ .*'y'.*which block \d wrote"),
+            id="reads_before_it_has_written",
+        ),
+    ],
+)
+def test_a_block_that_says_what_others_write_too_is_held_to_it(
+    device: Device, any_order: str, count: int, others: int, reads_early: int, finding: str
 ) -> None:
     y, read = device.empty(64, np.int32, "y"), device.empty(192, np.int32)
-    with pytest.raises(KernelFault, match=r"reads offset \d+ .*'y'.*which block \d wrote"):
-        device.launch("rf_blocks_write_alike", y, read, 64, 0, 1, grid=3, block=64)
+    with pytest.raises(KernelFault, match=finding):
+        device.launch(
+            "rf_blocks_write_alike", y, read, count, others, reads_early, grid=3, block=64
+        )
 
 
 def test_waves_exchange_through_global_memory_without_a_barrier(

@@ -9,6 +9,7 @@ import numpy.typing as npt
 import pytest
 
 from rocmforge.models.layer_config import ExpertsConfig, RouterFunction
+from rocmforge_hip.ops.geometry import Geometry
 from rocmforge_reference import ops
 from tests.support.launches.kernels import Device, DeviceArray
 from tests.support.operands.groups import ELSEWHERE
@@ -117,7 +118,7 @@ def test_logits_of_many_tokens_are_those_of_float32(
         "rf_route_gemm",
         *(device.upload(x, "x"), device.upload(router, "router"), out),
         *(tokens, experts, features),
-        grid=(max(1, -(-(experts - 1) // 64)), -(-tokens // 64), splits),
+        grid=(Geometry.route_tiles(experts), -(-tokens // 64), splits),
         block=256,
     )
     magnitude = np.abs(x).astype(np.float64) @ np.abs(router).T.astype(np.float64)

@@ -8,7 +8,7 @@ memory at a time than three.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final
@@ -172,8 +172,15 @@ def _with_joined_routers(plan: ModelWeights[Planned]) -> ModelWeights[Planned]:
         router = PlannedVector((*router.tensors, *shared.router.tensors))
         return replace(experts, router=router, shared=replace(shared, router=router))
 
+    return with_experts(plan, joined)
+
+
+def with_experts(
+    plan: ModelWeights[Planned], change: Callable[[Experts[Planned]], Experts[Planned]]
+) -> ModelWeights[Planned]:
+    """Returns the plan in which the experts of each layer that has some are changed."""
     layers = (
-        layer if layer.experts is None else replace(layer, experts=joined(layer.experts))
+        layer if layer.experts is None else replace(layer, experts=change(layer.experts))
         for layer in plan.layers
     )
     return replace(plan, layers=tuple(layers))

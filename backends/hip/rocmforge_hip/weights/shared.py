@@ -10,7 +10,13 @@ import math
 from dataclasses import replace
 
 from rocmforge.models.blocks import Experts, ModelWeights, SharedExpert
-from rocmforge_hip.weights.placement import Planned, PlannedMatrix, PlannedPart, PlannedVector
+from rocmforge_hip.weights.placement import (
+    Planned,
+    PlannedMatrix,
+    PlannedPart,
+    PlannedVector,
+    with_experts,
+)
 
 
 def join_shared(plan: ModelWeights[Planned]) -> ModelWeights[Planned]:
@@ -19,13 +25,10 @@ def join_shared(plan: ModelWeights[Planned]) -> ModelWeights[Planned]:
     Experts that the host has stay as they are, and so do all shared experts unless every one can be
     joined. One without a router of its own weighs 1.
     """
-    joined = [
-        layer if layer.experts is None else replace(layer, experts=_joined(layer.experts))
-        for layer in plan.layers
-    ]
-    if any(layer.experts is not None and layer.experts.shared is not None for layer in joined):
-        return plan
-    return replace(plan, layers=tuple(joined))
+    joined = with_experts(plan, _joined)
+    of_layers = (layer.experts for layer in joined.layers)
+    are_all = all(experts is None or experts.shared is None for experts in of_layers)
+    return joined if are_all else plan
 
 
 def num_shared(plan: ModelWeights[Planned]) -> int:
