@@ -128,19 +128,33 @@ def _source(
     patterns = row.get("kernels", [])
     if not isinstance(patterns, list):
         raise ValueError(f"kernels.toml: [{name}] needs a list of kernels")
-    chosen = _chosen(name, row.get("formats"), formats)
+    groups = _groups(name, row.get("formats"), formats)
+    chosen = groups[""]
     heads = read_heads(str(row["heads"])) if "heads" in row else ()
     targets = _targets(name, row.get("targets", []))
     if heads:
         units = [_unit(f"{name}-{head.name}", path, _head_defines(head), chosen) for head in heads]
     elif row.get("unit_per_format"):
         units = [_unit(f"{name}-{format.name}", path, (), [format]) for format in chosen]
-    elif row.get("formats") in ("mixed", "experts"):
-        units = [_unit(name, path, _format_numbers(chosen, formats), chosen)]
+    elif len(groups) > 1 or row.get("formats") == "mixed":
+        units = [
+            _unit(
+                name + end.replace("_", "-"),
+                path,
+                (
+                    _format_numbers(group, formats),
+                    f"RF_GROUP={end}",
+                    f"RF_IS_FIRST_GROUP={int(not end)}",
+                ),
+                group,
+            )
+            for end, group in groups.items()
+        ]
     else:
         units = [_unit(name, path, (), chosen)]
     words = {
         "{format}": [format.name for format in chosen],
+        "{group}": list(groups),
         "{head}": [head.name for head in heads],
         "{head_group}": [f"{head.name}_g{group}" for head in heads for group in head.groups],
         "{k8v4_head}": [head.name for head in heads if head.is_common],
@@ -165,6 +179,20 @@ def _targets(source: str, names: object) -> tuple[str, ...]:
     return tuple(names)
 
 
+def _groups(
+    source: str, names: object, formats: tuple[WeightFormat, ...]
+) -> dict[str, tuple[WeightFormat, ...]]:
+    """Returns the formats of each group, by what the names of kernels for it end with.
+
+    That is nothing for the first one.
+    """
+    first, *others = names if isinstance(names, list) else [names]
+    return {
+        "": _chosen(source, first, formats),
+        **{f"_{name}": _chosen(source, name, formats) for name in others},
+    }
+
+
 def _chosen(
     source: str, group: object, formats: tuple[WeightFormat, ...]
 ) -> tuple[WeightFormat, ...]:
@@ -175,24 +203,22 @@ def _chosen(
         "quantised": tuple(format for format in formats if format.is_quantised),
         "float": tuple(format for format in formats if not format.is_quantised),
         "mixed": tuple(format for format in formats if format.is_mixed),
+        "unmixed": tuple(f for f in formats if f.is_quantised and not f.is_mixed),
         "streamed": tuple(format for format in formats if format.is_streamed),
         "staged": tuple(format for format in formats if format.is_staged),
         "paired": tuple(format for format in formats if format.is_paired),
         "beside_q6_k": tuple(format for format in formats if format.is_beside_q6_k),
         "exponents": tuple(f for f in formats if f.exponent_scales),
-        "experts": tuple(f for f in formats if f.has_deferred_experts),
     }
     if group not in groups:
         raise ValueError(f"kernels.toml: [{source}] formats is one of {', '.join(groups)}")
     return groups[str(group)]
 
 
-def _format_numbers(
-    chosen: tuple[WeightFormat, ...], formats: tuple[WeightFormat, ...]
-) -> tuple[str, ...]:
+def _format_numbers(chosen: tuple[WeightFormat, ...], formats: tuple[WeightFormat, ...]) -> str:
     """Returns RF_FORMAT_NUMBERS(X): X(number, type), the place of each among those with kernels."""
     each = "".join(f"X({formats.index(format)}, {format.name.upper()}) " for format in chosen)
-    return (f"RF_FORMAT_NUMBERS(X)={each}",)
+    return f"RF_FORMAT_NUMBERS(X)={each}"
 
 
 def _head_defines(head: HeadSize) -> tuple[str, ...]:

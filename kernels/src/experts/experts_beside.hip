@@ -1,9 +1,10 @@
 // Experts of one token and a network beside them that all tokens pass, in the same launches: what a
-// block multiplies with is of an expert or of that network. For all formats at once, as
-// gemv_mixed.hip: the two have formats of their own. Results have the bits of launches for each:
-// experts_gemv.hip, gemv_gated.hip and gemv.hip.
+// block multiplies with is of an expert or of that network. For all formats of a group at
+// once, as gemv_mixed.hip: the two have formats of their own. Results have the bits of launches for
+// each: experts_gemv.hip, gemv_gated.hip and gemv.hip.
 #include "rf/experts/choose_gate_up.h"
 #include "rf/experts/experts_gemv.h"
+#include "rf/gemv/gemv_formats.h"
 #include "rf/gemv/gemv_gated.h"
 #include "rf/last_block.h"
 #include "rf/norms/sum_of_two.h"
@@ -77,7 +78,8 @@ struct DownMatrix {
 // and what rf_gemv_gated_r1 with `beside_threads` a block makes of another row and the network
 // beside them. All matrices are gated. Grid: beside_features / 32 + num_chosen * out_features / 32,
 // block 256.
-extern "C" __global__ __launch_bounds__(rf::kGemvThreads) void rf_experts_gate_up_beside(
+extern "C" __global__ __launch_bounds__(rf::kGemvThreads) void RF_OF_GROUP(
+    rf_experts_gate_up_beside)(
     const uint8_t* __restrict__ weight, const int64_t* __restrict__ places,
     const int8_t* __restrict__ q, const rf::ActScale* __restrict__ scale,
     const int32_t* __restrict__ chosen, float* out_f32, rf::half* out_f16, int8_t* out_q,
@@ -117,7 +119,8 @@ extern "C" __global__ __launch_bounds__(rf::kGemvThreads) void rf_experts_gate_u
 // rf_experts_choose_gate_up_<format> chooses for it, where arguments that are not above are
 // explained. The last block writes the choice, of which the others need no weights. Grid: one block
 // more, 256 threads, and at least as many as experts.
-extern "C" __global__ __launch_bounds__(rf::kGemvThreads) void rf_experts_choose_gate_up_beside(
+extern "C" __global__ __launch_bounds__(rf::kGemvThreads) void RF_OF_GROUP(
+    rf_experts_choose_gate_up_beside)(
     const uint8_t* __restrict__ weight, const int64_t* __restrict__ places,
     const int8_t* __restrict__ q, const rf::ActScale* __restrict__ scale, float* out_f32,
     rf::half* out_f16, int8_t* out_q, rf::ActScale* out_q_scale, int32_t out_q_lo_offset,
@@ -177,7 +180,7 @@ extern "C" __global__ __launch_bounds__(rf::kGemvThreads) void rf_experts_choose
 // zeros.
 // Grid: 2 * stored rows / 16, block as for rf_experts_down_<format>_s1, at most 256, and no less
 // than beside_threads.
-extern "C" __global__ __launch_bounds__(rf::kGemvThreads) void rf_experts_down_beside(
+extern "C" __global__ __launch_bounds__(rf::kGemvThreads) void RF_OF_GROUP(rf_experts_down_beside)(
     const uint8_t* __restrict__ weight, const int64_t* __restrict__ places,
     const int8_t* __restrict__ q, const rf::ActScale* __restrict__ scale,
     const int32_t* __restrict__ chosen, const float* __restrict__ weights, float* out,

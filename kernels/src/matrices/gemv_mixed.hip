@@ -46,7 +46,8 @@ __device__ __forceinline__ void gemv_mixed(const MixedMatrix& first, const Mixed
 // biases and results; those of out_features 0 are absent, and the last. q, scale: the activation.
 // Grid: the stored rows of all of them / 16, block 64 to 256.
 #define RF_GEMV_MIXED(kRows)                                                                    \
-  extern "C" __global__ __launch_bounds__(rf::kGemvThreads) void rf_gemv_mixed_r##kRows(        \
+  extern "C" __global__ __launch_bounds__(rf::kGemvThreads) void RF_OF_GROUP(                   \
+      rf_gemv_mixed_r##kRows)(                                                                  \
       const uint8_t* RF_EARLY first_weight, const float* __restrict__ first_bias,               \
       float* first_out, int first_out_features, int first_format,                               \
       const uint8_t* RF_EARLY second_weight, const float* __restrict__ second_bias,             \
@@ -63,11 +64,13 @@ __device__ __forceinline__ void gemv_mixed(const MixedMatrix& first, const Mixed
 RF_GEMV_MIXED(1)
 RF_GEMV_MIXED(2)
 RF_GEMV_MIXED(4)
+#if RF_IS_FIRST_GROUP  // see gemv_formats.h
 RF_GEMV_MIXED(8)
+#endif
 
 // The same for one row, of one slice, whose norm was left for this launch. squares, eps: see
 // deferred_norm.h.
-extern "C" __global__ __launch_bounds__(rf::kGemvThreads) void rf_gemv_deferred_mixed(
+extern "C" __global__ __launch_bounds__(rf::kGemvThreads) void RF_OF_GROUP(rf_gemv_deferred_mixed)(
     const uint8_t* RF_EARLY first_weight, const float* __restrict__ first_bias, float* first_out,
     int first_out_features, int first_format, const uint8_t* RF_EARLY second_weight,
     const float* __restrict__ second_bias, float* second_out, int second_out_features,

@@ -1,5 +1,5 @@
 // As gemv.hip, and then what rf_add_rms_norm does with the product, by the last block to finish:
-// one launch less. For all formats at once, as gemv_mixed.hip.
+// one launch less. For all formats of a group at once, as gemv_mixed.hip.
 #include "rf/gemv/gemv_formats.h"
 #include "rf/norms/norm_tail.h"
 
@@ -23,7 +23,8 @@ __device__ __forceinline__ void gemv_norm(const uint8_t* weight, int format, con
 // post_weight: of a norm of out before it is added, as of rf_rms_norm, or null.
 // scale_of_sum and norm_weight: as of rf_add_rms_norm. squares: scratch, [rows, out_features / 32].
 #define RF_GEMV_NORM(kRows)                                                                    \
-  extern "C" __global__ __launch_bounds__(rf::kGemvThreads) void rf_gemv_norm_r##kRows(        \
+  extern "C" __global__ __launch_bounds__(rf::kGemvThreads) void RF_OF_GROUP(                  \
+      rf_gemv_norm_r##kRows)(                                                                  \
       const uint8_t* RF_EARLY weight, const int8_t* __restrict__ q,                            \
       const rf::ActScale* __restrict__ scale, const float* __restrict__ bias, float* out,      \
       int rows, int slices, int out_features, int quant_blocks, int format, uint32_t* arrived, \
@@ -47,4 +48,6 @@ __device__ __forceinline__ void gemv_norm(const uint8_t* weight, int format, con
 RF_GEMV_NORM(1)
 RF_GEMV_NORM(2)
 RF_GEMV_NORM(4)
+#if RF_IS_FIRST_GROUP  // see gemv_formats.h
 RF_GEMV_NORM(8)
+#endif

@@ -1,6 +1,6 @@
 // As gemv.hip for the gate of a token's other embedding (Gemma 3n and 4), and then what
 // rf_gate_per_layer does with it: one launch in place of two. A block makes 32 columns, of two
-// tiles after each other. For all formats at once, as gemv_mixed.hip.
+// tiles after each other. For all formats of a group at once, as gemv_mixed.hip.
 #include "rf/gemv/gemv_formats.h"
 #include "rf/gemv/gemv_gated.h"
 
@@ -46,7 +46,8 @@ __device__ __forceinline__ void gemv_per_layer(const uint8_t* weight, int format
 // rf_gemv_<format>_r<rows> and rf_gate_per_layer make, where `format` is the number of the format.
 // out_features is a multiple of 32. Grid: out_features / 32.
 #define RF_GEMV_PER_LAYER(kRows)                                                                 \
-  extern "C" __global__ __launch_bounds__(rf::kGemvThreads) void rf_gemv_per_layer_r##kRows(     \
+  extern "C" __global__ __launch_bounds__(rf::kGemvThreads) void RF_OF_GROUP(                    \
+      rf_gemv_per_layer_r##kRows)(                                                               \
       const uint8_t* __restrict__ weight, const int8_t* __restrict__ q,                          \
       const rf::ActScale* __restrict__ scale, int rows, int slices, int out_features,            \
       int quant_blocks, int format, const float* __restrict__ embedded,                          \
@@ -60,4 +61,6 @@ __device__ __forceinline__ void gemv_per_layer(const uint8_t* weight, int format
 RF_GEMV_PER_LAYER(1)
 RF_GEMV_PER_LAYER(2)
 RF_GEMV_PER_LAYER(4)
+#if RF_IS_FIRST_GROUP  // see gemv_formats.h
 RF_GEMV_PER_LAYER(8)
+#endif

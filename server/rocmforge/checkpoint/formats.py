@@ -27,8 +27,6 @@ class WeightFormat:
             occur in files, where they can be described.
         is_mixed: Files mix it with others in query, key and value of a layer, so there are kernels
             that multiply with matrices of several such formats at once.
-        is_of_experts: Files have experts of it, whose rows are no whole blocks of 256, beside
-            matrices of those that are mixed.
         is_streamed: There are kernels that copy its blocks ahead of products of few rows.
         is_staged: Kernels of Hopper GPUs bring its blocks to few rows through LDS, as its header
             says, too.
@@ -46,7 +44,6 @@ class WeightFormat:
     largest: float = 1.0
     has_kernels: bool = True
     is_mixed: bool = False
-    is_of_experts: bool = False
     is_streamed: bool = False
     is_staged: bool = False
     is_paired: bool = False
@@ -60,11 +57,6 @@ class WeightFormat:
     def is_quantised(self) -> bool:
         """Whether elements share a block; otherwise they are plain numbers."""
         return self.block_size > 1
-
-    @property
-    def has_deferred_experts(self) -> bool:
-        """Whether kernels choose among experts, and add what they make to the residual."""
-        return self.is_mixed or self.is_of_experts or bool(self.exponent_scales)
 
     def row_bytes(self, features: int) -> int:
         """Returns the bytes of a row of so many elements, a multiple of `block_size`."""
@@ -82,7 +74,6 @@ def _scaled(
     largest: float,
     *half_scales: int,
     is_mixed: bool = False,
-    is_of_experts: bool = False,
     is_streamed: bool = False,
     is_staged: bool = False,
     is_paired: bool = False,
@@ -95,7 +86,6 @@ def _scaled(
         half_scales=half_scales,
         largest=largest,
         is_mixed=is_mixed,
-        is_of_experts=is_of_experts,
         is_streamed=is_streamed,
         is_staged=is_staged,
         is_paired=is_paired,
@@ -117,7 +107,7 @@ _ROWS: Final = (
     _scaled("q4_0", 32, 18, 16, 0),
     _scaled("q4_1", 32, 20, 16, 0, 2),
     _scaled("q5_0", 32, 22, 16, 0, is_mixed=True),
-    _scaled("q5_1", 32, 24, 16, 0, 2, is_of_experts=True),
+    _scaled("q5_1", 32, 24, 16, 0, 2),
     _scaled("iq4_nl", 32, 18, 128, 0, is_mixed=True),
     WeightFormat(name="mxfp4", block_size=32, block_bytes=17, exponent_scales=(0,)),
     _scaled("q2_k", 256, 84, 45, 80, 82, is_mixed=True),

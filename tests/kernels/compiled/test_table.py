@@ -31,14 +31,14 @@ def kernels() -> frozenset[str]:
 
 
 def names_in(path: Path) -> Iterator[str]:
-    """Patterns of the kernel names in a Python file; a field of an f-string matches any word."""
+    """Patterns of the kernel names in a Python file; fields of f-strings match any word."""
     tree = ast.parse(path.read_text())
     f_strings = [node for node in ast.walk(tree) if isinstance(node, ast.JoinedStr)]
     parts_of_f_strings = {id(part) for f_string in f_strings for part in f_string.values}
     for f_string in f_strings:
-        parts = (p.value if isinstance(p, ast.Constant) else r"\w+" for p in f_string.values)
+        parts = (p.value if isinstance(p, ast.Constant) else r"\w*" for p in f_string.values)
         text = "".join(map(str, parts))
-        if re.fullmatch(r"rf_[\w\\+]+", text):
+        if re.fullmatch(r"rf_[\w\\*]+", text):
             yield text
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and id(node) not in parts_of_f_strings:
@@ -102,6 +102,21 @@ def test_mixed_formats_have_the_numbers_of_the_backend(tmp_path: Path) -> None:
     }
     mixed = [format.name for format in read_formats() if format.is_mixed]
     assert found == {name: FORMAT_NUMBERS[name] for name in mixed}
+
+
+def test_each_group_of_formats_has_a_unit_and_an_end_of_names(tmp_path: Path) -> None:
+    row = 'kernels = ["odd{group}", "first"]\nformats = ["mixed", "unmixed"]'
+    source = a_table(tmp_path, row)
+    assert source.kernels == {"odd", "odd_unmixed", "first"}
+    first, second = source.translation_units
+    assert (first.name, second.name) == ("odd", "odd-unmixed")
+    assert first.defines[1:3] == ("RF_GROUP=", "RF_IS_FIRST_GROUP=1")
+    assert second.defines[1:3] == ("RF_GROUP=_unmixed", "RF_IS_FIRST_GROUP=0")
+    headers = set(first.headers), set(second.headers)
+    assert not headers[0] & headers[1]
+    assert {f"rf/formats/{each.name}.h" for each in read_formats() if each.is_quantised} == (
+        headers[0] | headers[1]
+    )
 
 
 def test_staged_formats_are_those_whose_headers_say_so() -> None:

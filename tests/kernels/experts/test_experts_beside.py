@@ -15,9 +15,9 @@ import pytest
 
 from rocmforge.models.layer_config import ExpertsConfig, RouterFunction
 from rocmforge_hip.ops.norms import norm_threads
-from rocmforge_hip.weights.formats import FORMAT_NUMBERS, FORMATS
+from rocmforge_hip.weights.formats import FORMAT_NUMBERS
 from tests.kernels.experts.test_route import FUNCTIONS, RULE
-from tests.kernels.matrices.test_gemv_mixed import MIXED
+from tests.kernels.matrices.test_gemv_mixed import MIXED, QUANTISED, end_for
 from tests.support.launches.kernels import Device, DeviceArray
 from tests.support.operands.activations import SCALE_DTYPE, quantise
 from tests.support.operands.experts import (
@@ -35,10 +35,10 @@ from tests.support.operands.linear import (
     random_activation,
     random_layer,
 )
+from tests.support.operands.weights import block_features
 
 EPS = 1e-3  # so large that it counts
 EXPERTS, CHOSEN = 6, 4
-EXPERT_FORMATS = [name for name, format in FORMATS.items() if format.has_deferred_experts]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +78,7 @@ class Case:
             )
             made = _forms(device, 1, self.beside_inner)
             device.launch(
-                "rf_gemv_gated_r1",
+                f"rf_gemv_gated_r1{end_for(self.beside)}",
                 *(other, *y, made[0], None, *made[1:], 0, 1, 1, self.beside_inner, quant_blocks),
                 *(self.activation, FORMAT_NUMBERS[self.beside]),
                 grid=self.beside_inner // 32,
@@ -92,7 +92,7 @@ class Case:
                 _forms(device, 1, self.beside_inner),
             )
             device.launch(
-                "rf_experts_gate_up_beside",
+                f"rf_experts_gate_up_beside{self._end()}",
                 *(weight, places, *x, chosen, outs[0], None, *outs[1:], 0, nbytes, CHOSEN),
                 *(self.inner, quant_blocks, self.activation, FORMAT_NUMBERS[self.name]),
                 *(other, *y, made[0], None, *made[1:], 0, self.beside_inner),
@@ -142,7 +142,7 @@ class Case:
                 block=256,
             )
             device.launch(
-                "rf_gemv_deferred_gated",
+                f"rf_gemv_deferred_gated{end_for(self.beside)}",
                 *(other, *x, outs[3], None, *outs[4:], 0, self.beside_inner, quant_blocks),
                 *(self.activation, FORMAT_NUMBERS[self.beside], squares, EPS),
                 grid=self.beside_inner // 32,
@@ -153,7 +153,7 @@ class Case:
         def together() -> list[DeviceArray]:
             chosen, weights, shares, *outs = results()
             device.launch(
-                "rf_experts_choose_gate_up_beside",
+                f"rf_experts_choose_gate_up_beside{self._end()}",
                 *(weight, places, *x, outs[0], None, *outs[1:3], 0, nbytes),
                 *(self.inner, quant_blocks, self.activation, FORMAT_NUMBERS[self.name]),
                 *(other, outs[3], None, *outs[4:], 0, self.beside_inner),
@@ -227,7 +227,7 @@ class Case:
             out, made, total, *outs = sums()
             normed = outs[0], None, *outs[1:], 0, EPS
             device.launch(
-                "rf_experts_down_beside",
+                f"rf_experts_down_beside{self._end()}",
                 *(weight, places, *x, chosen, factors, out, nbytes, CHOSEN, features, blocks),
                 *(FORMAT_NUMBERS[self.name], other, *y, made, beside_blocks),
                 *(FORMAT_NUMBERS[self.beside], self.threads, logit_sums, 65),
@@ -241,6 +241,10 @@ class Case:
         found = _check(alone, together)
         assert found[-1] == bytes(4)  # as it was
         assert logit_sums.get().tolist() == [0] * 65 + list(range(66, 71))  # they begin again
+
+    def _end(self) -> str:
+        """What the names of kernels for both types end with."""
+        return "" if {self.name, self.beside} <= set(MIXED) else "_quantised"
 
     def _down(self, rng: np.random.Generator) -> tuple[ExpertLayer, Layer]:
         return (
@@ -282,14 +286,14 @@ def _check(*ways: Callable[[], list[DeviceArray]]) -> list[bytes]:
     return second
 
 
-@pytest.mark.parametrize("name", EXPERT_FORMATS)
+@pytest.mark.parametrize("name", QUANTISED)
 def test_each_type_of_experts(device: Device, name: str) -> None:
     case = Case(name=name, inner=256, beside_inner=256)
     case.check_gate_up(device)
     case.check_down(device)
 
 
-@pytest.mark.parametrize("name", MIXED)
+@pytest.mark.parametrize("name", QUANTISED)
 def test_each_type_of_networks(device: Device, name: str) -> None:
     """Which may be another than that of experts."""
     case = Case(name="q4_k", beside=name, inner=256, beside_inner=512)
@@ -326,12 +330,12 @@ def test_sums_are_left_as_they_are_where_nothing_is_to_be_added(device: Device) 
     Case(name="q5_0").check_down(device, adds=False)
 
 
-@pytest.mark.parametrize("name", ["q4_k", "q6_k", "q5_0", "q8_0", "mxfp4"])
+@pytest.mark.parametrize("name", ["q4_k", "q6_k", "q5_0", "q8_0", "mxfp4", "iq2_s", "q4_0"])
 def test_both_complete_a_norm_and_choose_experts(device: Device, name: str) -> None:
     """Two formats, and more threads than a tile of the network has."""
     Case(name=name, inner=256, beside_inner=256).check_choosing_gate_up(device, RULE)
     case = Case(name="q8_0", beside=name, features=1056, beside_inner=96, threads=128)
-    if name in ("q5_0", "q8_0"):  # others have super-blocks, or are of experts alone
+    if block_features(name) == 32:  # others have super-blocks
         case.check_choosing_gate_up(device, RULE)
 
 

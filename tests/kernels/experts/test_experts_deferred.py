@@ -29,7 +29,7 @@ from tests.support.operands.linear import (
 )
 
 EPS = 1e-3  # so large that it counts
-FORMATS = [format.name for format in read_formats() if format.has_deferred_experts]
+FORMATS = [format.name for format in read_formats() if format.is_quantised]
 CHOSEN = 4
 INNER = 64  # features between gate and down of the second layer
 

@@ -14,7 +14,7 @@ import pytest
 from rocmforge_hip.ops.linear.gemv import GEMV_THREADS
 from rocmforge_hip.ops.norms import norm_threads
 from rocmforge_hip.weights.formats import FORMAT_NUMBERS
-from tests.kernels.matrices.test_gemv_mixed import MIXED
+from tests.kernels.matrices.test_gemv_mixed import MIXED, QUANTISED, end_for
 from tests.support.launches.kernels import Device, DeviceArray
 from tests.support.operands.activations import SCALE_DTYPE, quantise
 from tests.support.operands.linear import NOT_GATED, SILU, random_activation, random_layer
@@ -30,6 +30,7 @@ def _check(
     *,
     block: int = 64,
     biased: bool = False,
+    reader: str = "q8_0",
 ) -> None:
     rng = np.random.default_rng(4)
     layer = random_layer(rng, name, features, in_features)
@@ -50,7 +51,7 @@ def _check(
         if defers:
             squares = device.empty((features // 32,), np.float32)
             device.launch(
-                "rf_gemv_deferred",
+                f"rf_gemv_deferred{end_for(name)}",
                 *product,
                 *(features, layer.quant_blocks, FORMAT_NUMBERS[name]),
                 *(residual, norm, q, scale, squares),
@@ -67,26 +68,32 @@ def _check(
                 grid=1,
                 block=norm_threads(features),
             )
-        read = _read(device, q, scale, squares, block)
+        read = _read(device, q, scale, squares, block, reader)
         found.append([array.get().tobytes() for array in (residual, q, *read)])
     assert found[1] == found[0]
 
 
 def _read(
-    device: Device, q: DeviceArray, scale: DeviceArray, squares: DeviceArray | None, block: int
+    device: Device,
+    q: DeviceArray,
+    scale: DeviceArray,
+    squares: DeviceArray | None,
+    block: int,
+    name: str = "q8_0",
 ) -> list[DeviceArray]:
     """What the launches make of it that may complete a norm: of q, k, v and of gate and up."""
     rng, in_features = np.random.default_rng(6), q.shape[1]
     first, second, gated = (
-        random_layer(rng, "q8_0", features, in_features, activation)
+        random_layer(rng, name, features, in_features, activation)
         for features, activation in ((32, NOT_GATED), (64, NOT_GATED), (32, SILU))
     )
     outs = [device.empty((1, layer.out_features), np.float32) for layer in (first, second, gated)]
-    number, blocks = FORMAT_NUMBERS["q8_0"], first.quant_blocks
+    number, blocks = FORMAT_NUMBERS[name], first.quant_blocks
+    of_several = "" if name in MIXED else "_quantised"
     of_norm = () if squares is None else (squares, EPS)
     rows = (1, 1) if squares is None else ()
     device.launch(
-        "rf_gemv_mixed_r1" if squares is None else "rf_gemv_deferred_mixed",
+        f"rf_gemv_{'mixed_r1' if squares is None else 'deferred_mixed'}{of_several}",
         *(device.upload(first.packed()), None, outs[0], first.out_features, number),
         *(device.upload(second.packed()), None, outs[1], second.out_features, number),
         *(None, None, None, 0, 0),
@@ -95,7 +102,7 @@ def _read(
         block=block,
     )
     device.launch(
-        "rf_gemv_gated_r1" if squares is None else "rf_gemv_deferred_gated",
+        f"rf_gemv_{'gated_r1' if squares is None else 'deferred_gated'}{end_for(name)}",
         *(device.upload(gated.packed()), q, scale, outs[2], None, None, None, 0),
         *(*rows, gated.out_features, blocks, SILU, number, *of_norm),
         grid=gated.out_features // 32,
@@ -104,9 +111,9 @@ def _read(
     return outs
 
 
-@pytest.mark.parametrize("name", MIXED)
+@pytest.mark.parametrize("name", QUANTISED)
 def test_who_reads_a_norm_completes_it(device: Device, name: str) -> None:
-    _check(device, name, 96, 256)
+    _check(device, name, 256, 256, reader=name)
 
 
 def test_a_bias_is_added_first(device: Device) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from rocmforge_hip.weights.formats import FORMAT_NUMBERS
-from tests.kernels.matrices.test_gemv_mixed import MIXED
+from tests.kernels.matrices.test_gemv_mixed import QUANTISED, end_for
 from tests.support.launches.kernels import Device
 from tests.support.operands.activations import SCALE_DTYPE, quantise
 from tests.support.operands.linear import GELU_TANH, SILU, random_activation, random_layer
@@ -42,7 +42,7 @@ def _check(
         counts = rows, slices, features, layer.quant_blocks, activation
         if is_one:
             device.launch(
-                f"rf_gemv_gated_r{variant}",
+                f"rf_gemv_gated_r{variant}{end_for(name)}",
                 weight,
                 *x,
                 *(out, None, q, scale, low),
@@ -65,20 +65,30 @@ def _check(
     assert found[1] == found[0]
 
 
-@pytest.mark.parametrize("name", MIXED)
+@pytest.mark.parametrize("name", QUANTISED)
 def test_a_block_rounds_its_columns(device: Device, name: str) -> None:
     _check(device, name, 64, 512)
 
 
 @pytest.mark.parametrize(
-    ("rows", "slices", "variant", "block"),
-    [(2, 1, 2, 128), (3, 1, 4, 64), (8, 1, 8, 64), (1, 2, 2, 256), (2, 2, 8, 64)],
-    ids=["two", "absent_row", "eight", "two_slices", "slices_of_two"],
+    ("name", "rows", "slices", "variant", "block"),
+    [
+        ("q4_k", 2, 1, 2, 128),
+        ("q4_k", 3, 1, 4, 64),
+        ("q4_k", 8, 1, 8, 64),
+        ("q4_k", 1, 2, 2, 256),
+        ("q4_k", 2, 2, 8, 64),
+        ("iq3_s", 2, 1, 2, 128),
+        ("iq3_s", 3, 1, 4, 64),
+        ("iq3_s", 2, 2, 4, 64),
+    ],
 )
-def test_rows_and_slices(device: Device, rows: int, slices: int, variant: int, block: int) -> None:
+def test_rows_and_slices(
+    device: Device, name: str, rows: int, slices: int, variant: int, block: int
+) -> None:
     _check(
         device,
-        "q4_k",
+        name,
         96,
         768,
         activation=GELU_TANH,

@@ -21,6 +21,12 @@ Float32 = npt.NDArray[np.float32]
 Factor = tuple[Layer, Float32 | None]
 
 MIXED = [format.name for format in read_formats() if format.is_mixed]
+QUANTISED = [format.name for format in read_formats() if format.is_quantised]
+
+
+def end_for(name: str) -> str:
+    """What the names of kernels for one matrix of this format end with."""
+    return "" if name in MIXED else "_unmixed"
 
 
 def _multiply(
@@ -40,8 +46,9 @@ def _multiply(
         ]
     for _ in range(len(factors), 3):
         arguments += [None, None, None, 0, 0]
+    are_mixed = all(layer.weights[0].name in MIXED for layer, _ in factors)
     device.launch(
-        f"rf_gemv_mixed_r{variant}",
+        f"rf_gemv_mixed_r{variant}{'' if are_mixed else '_quantised'}",
         *arguments,
         device.upload(quantised.q, "q"),
         device.upload(quantised.scales, "scale"),
@@ -76,7 +83,7 @@ def _layers(in_features: int, *names_and_rows: tuple[str, int]) -> list[Factor]:
     return [(random_layer(rng, name, rows, in_features), None) for name, rows in names_and_rows]
 
 
-@pytest.mark.parametrize("name", MIXED)
+@pytest.mark.parametrize("name", QUANTISED)
 def test_each_format_beside_another(device: Device, name: str) -> None:
     other = "q6_k" if name != "q6_k" else "q4_k"
     _check(device, _layers(3 * max(block_features(name), 256), (name, 48), (other, 16)))
@@ -90,6 +97,14 @@ def test_each_format_beside_another(device: Device, name: str) -> None:
 def test_rows_and_slices(device: Device, rows: int, slices: int, variant: int, block: int) -> None:
     factors = _layers(768, ("q4_k", 40), ("q6_k", 8))
     _check(device, factors, rows=rows, slices=slices, variant=variant, block=block)
+
+
+@pytest.mark.parametrize(("rows", "slices", "variant"), [(2, 1, 2), (3, 1, 4), (2, 2, 4)])
+def test_rows_and_slices_of_formats_that_files_do_not_mix(
+    device: Device, rows: int, slices: int, variant: int
+) -> None:
+    factors = _layers(768, ("iq3_s", 40), ("q6_k", 8), ("q4_1", 16))
+    _check(device, factors, rows=rows, slices=slices, variant=variant)
 
 
 def test_three_matrices_with_biases(device: Device) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from rocmforge_hip.ops.norms import norm_threads
 from rocmforge_hip.weights.formats import FORMAT_NUMBERS
-from tests.kernels.matrices.test_gemv_mixed import MIXED
+from tests.kernels.matrices.test_gemv_mixed import QUANTISED, end_for
 from tests.support.launches.kernels import Device, DeviceArray
 from tests.support.operands.activations import SCALE_DTYPE, quantise
 from tests.support.operands.linear import Layer, random_activation, random_layer
@@ -39,6 +39,7 @@ class _Case:
         rng = np.random.default_rng(3)
         x = random_activation(rng, rows, layer.quant_blocks * 32)
         features = layer.out_features
+        self.is_quantised = layer.weights[0].name in QUANTISED
         quantised = quantise(x, slices)
         self.device, self.layer, self.rows, self.slices = device, layer, rows, slices
         self.shape = rows, features
@@ -47,13 +48,14 @@ class _Case:
         scale = device.upload(np.array([0.37], np.float32)) if scaled else None
         self.of_sum = scale, device.upload(norm) if normed else None
         self.post_norm = device.upload(post_norm) if post else None
+        of_x = (quantised.q, quantised.scales) if self.is_quantised else (x,)
         self.product = (
             device.upload(layer.packed()),
-            device.upload(quantised.q),
-            device.upload(quantised.scales),
+            *(device.upload(each) for each in of_x),
             device.upload(bias) if biased else None,
         )
-        self.counts = rows, slices, features, layer.quant_blocks
+        of_rows = (rows, slices) if self.is_quantised else (rows,)
+        self.counts = *of_rows, features, layer.quant_blocks
 
     def results(self, variant: int, block: int, arrived: DeviceArray | None) -> list[bytes]:
         """The sum and all forms of its norm: of one launch if there is a counter, else of two."""
@@ -87,12 +89,13 @@ class _Case:
                 of_sum = (*sums, None, *outputs, features, EPS)
                 device.launch("rf_add_rms_norm", *of_sum, grid=rows, block=threads)
         else:
+            kernel = f"rf_gemv_norm_r{variant}{end_for(name)}"
             device.launch(
-                f"rf_gemv_norm_r{variant}",
+                kernel if self.is_quantised else f"rf_gemv_norm_{name}_r{variant}",
                 *self.product,
                 out,
                 *self.counts,
-                FORMAT_NUMBERS[name],
+                *((FORMAT_NUMBERS[name],) if self.is_quantised else ()),
                 arrived,
                 residual,
                 self.post_norm,
@@ -131,28 +134,33 @@ def _check(
     assert arrived.get() == [0]
 
 
-@pytest.mark.parametrize("name", MIXED)
+@pytest.mark.parametrize("name", ["f32", "f16", "bf16", *QUANTISED])
 def test_the_last_block_norms_the_sum(device: Device, name: str) -> None:
     _check(device, name, 96, 256)
 
 
 @pytest.mark.parametrize(
-    ("features", "rows", "slices", "variant", "block"),
+    ("name", "features", "rows", "slices", "variant", "block"),
     [
-        (1056, 2, 1, 2, 64),
-        (64, 3, 1, 4, 128),
-        (96, 7, 1, 8, 64),
-        (64, 1, 2, 2, 64),
-        (96, 2, 2, 4, 128),
+        ("q8_0", 1056, 2, 1, 2, 64),  # waves take several parts
+        ("q8_0", 64, 3, 1, 4, 128),
+        ("q8_0", 96, 7, 1, 8, 64),
+        ("q8_0", 64, 1, 2, 2, 64),
+        ("q8_0", 96, 2, 2, 4, 128),
+        ("q5_1", 1056, 2, 1, 2, 64),
+        ("q5_1", 64, 3, 1, 4, 128),
+        ("q5_1", 96, 2, 2, 4, 128),
+        ("f32", 1056, 2, 1, 2, 64),
+        ("f16", 64, 3, 1, 4, 128),
+        ("bf16", 96, 7, 1, 8, 64),
     ],
-    ids=["waves_take_several_parts", "absent_row", "seven_rows", "two_slices", "slices_of_two"],
 )
 def test_rows_and_slices(
-    device: Device, features: int, rows: int, slices: int, variant: int, block: int
+    device: Device, name: str, features: int, rows: int, slices: int, variant: int, block: int
 ) -> None:
     _check(
         device,
-        "q8_0",
+        name,
         features,
         64,
         rows=rows,

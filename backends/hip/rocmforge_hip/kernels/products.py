@@ -249,6 +249,27 @@ def rf_gemv_float(
     """Multiplies a few float32 rows with a matrix of floats: `rf_gemv` of those formats."""
 
 
+def rf_gemv_norm_float(
+    *,
+    weight: Pointer,
+    x: Pointer,
+    bias: Pointer | None,
+    out: Pointer,
+    rows: I32,
+    out_features: I32,
+    quant_blocks: I32,
+    arrived: Pointer,
+    residual: Pointer,
+    post_weight: Pointer | None,
+    scale_of_sum: Pointer | None,
+    norm_weight: Pointer | None,
+    normed: Forms,
+    squares: Pointer,
+    eps: F32,
+) -> None:
+    """Does what `rf_gemv_float` does, and then what `rf_add_rms_norm` does with the product."""
+
+
 def rf_gemm(
     *,
     weight: Pointer,

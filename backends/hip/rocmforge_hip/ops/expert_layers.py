@@ -51,7 +51,8 @@ class ExpertKernels:
         self.beside = None
         if arena.experts is not None and arena.experts.mixed is not None:
             self.beside = BesideKernels(
-                library, arena, products, self.pairs, resources.config.norm_eps
+                *(library, arena, products, self.pairs),
+                *(resources.formats | resources.expert_formats, resources.config.norm_eps),
             )
         self.slices = products.slices
         self.geometry = resources.geometry

@@ -98,7 +98,7 @@ def groups() -> Iterator[Group]:
         if name not in FLOAT_FORMATS:
             recipe = replace(_SHAPE, format=name, activation_bits="16")
             yield Group(recipe, tuple(_mixed(f"{name}, two slices", _TWO_SLICES, slices=2)))
-    for name in (name for name, format in FORMATS.items() if format.has_deferred_experts):
+    for name in (name for name, format in FORMATS.items() if format.is_quantised):
         biased = replace(_SHAPE, architecture="gpt-oss", format="q8_0", expert_format=name)
         yield Group(biased, (Case("deferred experts", name, _INT8, _deferred),))
         # Some devices have other kernels for blocks that all run at once.
@@ -121,13 +121,13 @@ def groups() -> Iterator[Group]:
         ]
         yield Group(recipe, tuple(cases))
     larger = replace(_RULE, shared_intermediate_size=2 * _RULE.intermediate_size)
-    of_experts = (name for name, format in FORMATS.items() if format.has_deferred_experts)
+    of_experts = (name for name, format in FORMATS.items() if format.is_quantised)
     for index, name in enumerate(of_experts):
         recipe = replace(
             _SHAPE,
             architecture=("qwen2moe", "glm4moe")[index % 2],  # with a share of its own, or without
             experts=larger,
-            format=name if FORMATS[name].is_mixed else "q8_0",
+            format=name if index % 3 else "q8_0",  # of the network, which may be another
             expert_format=name,
         )
         cases = [Case("experts beside", name, _INT8, _beside)]

@@ -28,7 +28,7 @@ from rocmforge_hip.verify import oracle
 from rocmforge_hip.verify.cases import Array, Case, Group, error, values_of
 from rocmforge_hip.verify.rows import int8_error, int8_values, random_values
 from rocmforge_hip.verify.workbench import Recipe, Workbench
-from rocmforge_hip.weights.formats import FORMATS
+from rocmforge_hip.weights.formats import FLOAT_FORMATS, FORMATS
 
 W = TypeVar("W")
 
@@ -64,9 +64,21 @@ def groups() -> Iterator[Group]:
         yield Group(recipe, _linear_cases("gemm", title, _HALF_WEIGHTS, (17, 258), " as of many"))
     recipe = replace(square, format="q4_k", value_format="q6_k")
     yield Group(recipe, _linear_cases("gemv", "q4_k and q6_k", _FLOAT_SUM, (1, 2, 3, 8)))
+    recipe = replace(square, format="q4_0", value_format="iq3_s")
+    yield Group(recipe, _linear_cases("gemv", "q4_0 and iq3_s", _FLOAT_SUM, (1, 2, 3)))
     recipe = replace(square, format="q6_k")
-    yield Group(recipe, tuple(_joined_cases("one slice", (1, 2, 3, 8), _INT8)))
+    yield Group(recipe, tuple(_joined_cases("q6_k, one slice", (1, 2, 3, 8), _INT8)))
     yield Group(recipe, _deferred_cases("q6_k"))
+    for name in (name for name in quantised if not FORMATS[name].is_mixed):
+        recipe = replace(square, format=name)
+        yield Group(recipe, tuple(_joined_cases(f"{name}, one slice", (1, 2, 3), _INT8)))
+        yield Group(recipe, _deferred_cases(name))
+    for name in sorted(FLOAT_FORMATS):
+        normed = (
+            Case("normed gemv", f"{name}, {_rows(rows)}", _FLOAT_SUM, partial(_normed, rows=rows))
+            for rows in (1, 2, 3, 8)
+        )
+        yield Group(replace(square, format=name), tuple(normed))
     for name, format in FORMATS.items():
         if format.is_mixed:
             yield Group(replace(square, format=name), _deferred_cases(f"{name}, 8 rows", 8))
@@ -76,7 +88,7 @@ def groups() -> Iterator[Group]:
     recipe = replace(square, format="q6_k")
     yield from _rows_copied_ahead()
     recipe = replace(recipe, activation_bits="16")
-    yield Group(recipe, tuple(_joined_cases("two slices", (1, 2), _TWO_SLICES)))
+    yield Group(recipe, tuple(_joined_cases("q6_k, two slices", (1, 2), _TWO_SLICES)))
     for name in ("q4_1", "q6_k"):
         recipe = replace(square, format=name, activation_bits="16")
         yield Group(recipe, tuple(_two_term_cases(name)))
@@ -177,10 +189,10 @@ def _rows_copied_ahead() -> Iterator[Group]:
         yield Group(replace(longer, format=name), (case,))
 
 
-def _joined_cases(slices: str, counts: tuple[int, ...], rounding: float) -> Iterator[Case]:
+def _joined_cases(title: str, counts: tuple[int, ...], rounding: float) -> Iterator[Case]:
     """Yields products of which one launch makes more than the sums."""
     for rows in counts:
-        name = f"q6_k, {slices}, {_rows(rows)}"
+        name = f"{title}, {_rows(rows)}"
         yield Case("rounded gemv", name, rounding, partial(_rounded, rows=rows))
         yield Case("normed gemv", name, _FLOAT_SUM, partial(_normed, rows=rows))
         yield Case("gemv to another embedding", name, rounding, partial(_per_layer, rows=rows))

@@ -20,11 +20,12 @@ struct Pieces {
 };
 
 // What lanes find for tile `tile` of a matrix. Calls `begun` when the first weights are on their
-// way, before it reads x.
+// way, before it reads x. `prepares`: what the format looks up is not in LDS yet.
 template <class Format, int kRows, class X, class Begun>
 __device__ __forceinline__ void gemv_sums(const uint8_t* weight, X& x, const Outputs& outputs,
                                           int tile, const Pieces& pieces,
-                                          float (&sums)[kRows][kGroups], const Begun& begun) {
+                                          float (&sums)[kRows][kGroups], const Begun& begun,
+                                          bool prepares = true) {
   const GemvTile<kRows> own(tile);
   Format rows[kGroups];
   for (int j = 0; j < kGroups; ++j) {
@@ -34,7 +35,7 @@ __device__ __forceinline__ void gemv_sums(const uint8_t* weight, X& x, const Out
   for (int m = 0; m < kRows; ++m) first_quant_blocks[m] = x.first_quant_block(m);
   gemv_dot(rows, x, first_quant_blocks, pieces.first, pieces.step, sums, [&] {
     begun();
-    prepare<Format>();
+    if (prepares) prepare<Format>();
   });
 }
 

@@ -3,6 +3,13 @@
 
 #include "rf/gemv/gemv.h"
 
+// The name of a kernel for the formats of this translation unit: `name`, or for groups behind the
+// first one (kernels.toml) name_<group>. Those have no kernels for eight rows: with so many
+// formats, these do not fit into the registers of some chips.
+#define RF_OF_GROUP(name) RF_JOINED(name, RF_GROUP)
+#define RF_JOINED(name, end) RF_JOINED_AS_THEY_ARE(name, end)
+#define RF_JOINED_AS_THEY_ARE(name, end) name##end
+
 namespace rf {
 
 // As gemv_sums, where `format` is the number of the format: the place of WeightFormat among those

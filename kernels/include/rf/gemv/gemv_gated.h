@@ -61,7 +61,7 @@ __device__ __forceinline__ void gated_sums(const uint8_t* weight, X& x, const Ou
   for (int t = own; t < kTiles; t += teams.count()) {
     float sums[kRows][kGroups] = {};
     const int tile = block * kTiles + t;
-    gemv_sums<Format>(weight, x, outputs, tile, teams.pieces(), sums, [&] { x.wait(); });
+    gemv_sums<Format>(weight, x, outputs, tile, teams.pieces(), sums, [&] { x.wait(); }, t == own);
     store_sums(sums, x, parts.sums[t][wave]);
   }
 }

@@ -50,7 +50,14 @@ def runner_of(
     **sizes: int,
 ) -> HipRunner:
     name, _, kind = name.partition(", ")
-    model, mix = quantized(by_name(name), "q4_k"), MIX
+    type_name, mix = "q4_k", MIX
+    if kind.startswith("in "):
+        # Of which some files have values in a K-quant.
+        type_name = kind.removeprefix("in ").lower()
+        mix = {"_exps": type_name, "ffn_gate_inp": "f32"}
+        if type_name != "bf16":
+            mix["attn_v"] = "q4_k"
+    model = quantized(by_name(name), type_name)
     if kind.startswith("experts in "):
         mix = MIX | {"_exps": kind.removeprefix("experts in ").lower()}
     if kind == "shared expert of another type":
@@ -64,13 +71,13 @@ def runner_of(
         model = replace(
             sized_gemma4(model, num_hidden_layers=layers, **sizes), name=f"{name}-{layers}"
         )
-        return load_hip(stack, write_quantized(model, "q4_k", folder, mix), options)
+        return load_hip(stack, write_quantized(model, type_name, folder, mix), options)
     keys = {key: layers if key == "block_count" else value for key, value in model.keys.items()}
     config = model.config | {"num_hidden_layers": layers, **sizes}
     if "layer_types" in config:
         config["layer_types"] = config["layer_types"][:layers]
     model = replace(model, name=f"{model.name}-{layers}", config=config, keys=keys)
-    return load_hip(stack, write_quantized(model, "q4_k", folder, mix), options)
+    return load_hip(stack, write_quantized(model, type_name, folder, mix), options)
 
 
 def prompted(runner: HipRunner, sequences: int) -> Driver:
@@ -139,6 +146,10 @@ def runner_under(driver: Driver) -> HipRunner:
             1,
             {"plain": 10, "fused": 8, "rounded": 7, "fewest": 5, "deferred": 5},
         ),
+        ("llama, in Q4_0", 1, {"plain": 10, "fused": 8, "rounded": 7, "fewest": 5, "deferred": 5}),
+        ("llama, in IQ2_S", 1, {"plain": 10, "fused": 8, "rounded": 7, "fewest": 5, "deferred": 5}),
+        # Nothing is rounded, and norms of floats are not left for later.
+        ("llama, in BF16", 1, {"plain": 9, "fused": 7, "rounded": 7, "fewest": 5, "deferred": 7}),
         ("gemma3", 1, {"plain": 10, "fused": 8, "rounded": 7, "fewest": 5, "deferred": 7}),
         ("gemma4", 1, {"plain": 10, "fused": 8, "rounded": 7, "fewest": 5, "deferred": 7}),
         # Queries and keys are normed as a whole, in attention's launch or before it, and the
@@ -150,6 +161,7 @@ def runner_under(driver: Driver) -> HipRunner:
         # its gate is made with what that gates; the last layer reads another's cache.
         ("gemma4-e", 1, {"plain": 14, "fused": 12, "rounded": 10, "fewest": 7}),
         ("gemma4-e", 4, {"plain": 14, "fused": 12, "rounded": 10, "fewest": 7}),
+        ("gemma4-e, in Q4_0", 1, {"plain": 14, "fused": 12, "rounded": 10, "fewest": 7}),
     ],
 )
 def test_launches_of_a_layer(
@@ -172,6 +184,11 @@ def test_launches_of_a_layer(
         ("olmoe", 1, {"plain": 10, "fused": 7, "rounded": 7, "fewest": 7, "deferred": 5}),
         ("minimax-m2", 1, {"plain": 10, "fused": 7, "rounded": 7, "fewest": 7, "deferred": 5}),
         ("hunyuan-moe", 1, {"plain": 9, "fused": 7, "rounded": 7, "fewest": 7, "deferred": 5}),
+        (
+            "qwen3moe, experts in Q4_0",
+            1,
+            {"plain": 9, "fused": 7, "rounded": 7, "fewest": 7, "deferred": 5},
+        ),
         # Other networks beside the experts have two or three, with the rounding; a norm adds both.
         # For one token, they are multiplied in the launches of the experts.
         ("dots1", 2, {"plain": 12, "fused": 10, "rounded": 9, "fewest": 9, "deferred": 5}),
@@ -189,6 +206,11 @@ def test_launches_of_a_layer(
         ("gemma4-moe", 1, {"plain": 12, "fused": 10, "rounded": 9, "fewest": 9, "deferred": 6}),
         (
             "gemma4-moe, experts in Q5_1",
+            1,
+            {"plain": 12, "fused": 10, "rounded": 9, "fewest": 9, "deferred": 6},
+        ),
+        (
+            "gemma4-moe, in Q4_0",
             1,
             {"plain": 12, "fused": 10, "rounded": 9, "fewest": 9, "deferred": 6},
         ),

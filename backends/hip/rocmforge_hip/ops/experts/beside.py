@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from rocmforge.models.blocks import Experts, FeedForward, SharedExpert
 from rocmforge_hip.device.constants import QUANT_BLOCK
+from rocmforge_hip.device.kernel import Kernel
 from rocmforge_hip.device.library import KernelLibrary
 from rocmforge_hip.device.memory import DeviceArray
 from rocmforge_hip.kernels import experts as kernels
@@ -23,7 +24,7 @@ from rocmforge_hip.ops.linear.later import is_norm_later
 from rocmforge_hip.ops.linear.products import LinearKernels
 from rocmforge_hip.ops.norms import without_norm
 from rocmforge_hip.ops.operands import empty, f32_of, i32_of, optional_vector, part_of, vector_of
-from rocmforge_hip.weights.formats import FORMAT_NUMBERS, Weight
+from rocmforge_hip.weights.formats import FORMAT_NUMBERS, FORMATS, Matrix, Weight
 from rocmforge_hip.weights.products import Product
 
 _NORMED_FEATURES: Final = 16  # of a thread, at most
@@ -45,6 +46,7 @@ _NOT_ADDED: Final = {
 class UnmadeDowns:
     """The products of down for both, which one launch makes."""
 
+    kernel: Kernel[...]
     grid: int
     threads: int
     arguments: dict[str, Any]  # of the kernel, by name
@@ -58,6 +60,27 @@ class DownBeside(Activation):
     both: UnmadeDowns
 
 
+@dataclass(frozen=True, slots=True)
+class _Kernels:
+    """The kernels for a group of stored types."""
+
+    gate_up: Kernel[...]
+    choose: Kernel[...]
+    down: Kernel[...]
+
+    @classmethod
+    def load(cls, library: KernelLibrary, *, are_mixed: bool) -> _Kernels:
+        """Returns those for the formats that files mix, or for all formats."""
+        end = "" if are_mixed else "_quantised"
+        return cls(
+            library.kernel(f"rf_experts_gate_up_beside{end}", kernels.rf_experts_gate_up_beside),
+            library.kernel(
+                f"rf_experts_choose_gate_up_beside{end}", kernels.rf_experts_choose_gate_up_beside
+            ),
+            library.kernel(f"rf_experts_down_beside{end}", kernels.rf_experts_down_beside),
+        )
+
+
 class BesideKernels:
     """Launches them.
 
@@ -66,6 +89,7 @@ class BesideKernels:
         arena: The arrays of the activations; there are some of experts.
         products: Has the int8 forms of activations.
         pairs: What multiplies with experts alone, and knows the arguments.
+        formats: Stored types of all matrices.
         eps: Of norms.
     """
 
@@ -75,16 +99,15 @@ class BesideKernels:
         arena: ActivationArrays[DeviceArray],
         products: LinearKernels,
         pairs: PairKernels,
+        formats: frozenset[str],
         eps: float,
     ) -> None:
         self._arena, self._products, self._pairs, self._eps = arena, products, pairs, eps
-        self._gate_up = library.kernel(
-            "rf_experts_gate_up_beside", kernels.rf_experts_gate_up_beside
-        )
-        self._choose = library.kernel(
-            "rf_experts_choose_gate_up_beside", kernels.rf_experts_choose_gate_up_beside
-        )
-        self._down = library.kernel("rf_experts_down_beside", kernels.rf_experts_down_beside)
+        quantised = [FORMATS[name] for name in formats if FORMATS[name].is_quantised]
+        self._groups = {
+            are_mixed: _Kernels.load(library, are_mixed=are_mixed)
+            for are_mixed in {format.is_mixed for format in quantised}
+        }
 
     def chooses(self, x: Activation, num_chosen: int, experts: Experts[Weight]) -> bool:
         """Returns whether gate and up of both can choose so many experts, as of `multiplies`."""
@@ -118,10 +141,15 @@ class BesideKernels:
         threads = self._pairs.down_threads(1, of_pairs[1])
         return (
             up.out_features % QUANT_BLOCK == 0
-            and gemv_threads(down.quant_blocks) <= threads <= self._down.max_threads
-            and all(matrix.format.has_deferred_experts for matrix in of_pairs)
-            and self._products.mixes_row(x, (up, down))
+            and all(matrix.format.is_quantised for matrix in (*of_pairs, up, down))
+            and gemv_threads(down.quant_blocks) <= threads
+            and threads <= self._of(of_pairs[1], down).down.max_threads
+            and self._products.is_one_row(x, (up, down))
         )
+
+    def _of(self, *matrices: Matrix) -> _Kernels:
+        """Returns the kernels for quantised matrices in one launch."""
+        return self._groups[all(matrix.format.is_mixed for matrix in matrices)]
 
     def mix(
         self,
@@ -136,6 +164,7 @@ class BesideKernels:
         up, down = part_of(network.up), part_of(network.down)
         assert up.product is not None
         forms, matrix = self._products.forms, gate_up_of(experts)
+        group = self._of(matrix, up.matrix)
         _, arguments = self._pairs.gate_up(choice.features, experts, gate)
         inner = empty(self._arena.product(up.product), 1, up.matrix.out_features, half=False)
         forms.give_int8(inner)
@@ -158,7 +187,7 @@ class BesideKernels:
             assert x is other
             assert is_norm_later(x)
             sums = choice.sums
-            self._choose.launch(
+            group.choose.launch(
                 (blocks + 1, 1, 1),
                 GATE_UP_THREADS,
                 **arguments_of_both,
@@ -169,7 +198,7 @@ class BesideKernels:
             )
         else:
             other_q, other_scale = forms.int8(other)
-            self._gate_up.launch(
+            group.gate_up.launch(
                 (blocks, 1, 1),
                 GATE_UP_THREADS,
                 **arguments_of_both,
@@ -184,6 +213,7 @@ class BesideKernels:
         pairs_q, pairs_scale = forms.int8(arguments["out"])
         inner_q, inner_scale = forms.int8(inner)
         both = UnmadeDowns(
+            kernel=self._of(of_pairs, down.matrix).down,
             grid=2 * down.matrix.stored_rows // GEMV_OUTPUTS,
             threads=self._pairs.down_threads(1, of_pairs),
             arguments={
@@ -260,4 +290,4 @@ class BesideKernels:
 
     def _launch(self, both: UnmadeDowns, added: dict[str, Any]) -> None:
         both.is_made = True
-        self._down.launch((both.grid, 1, 1), both.threads, **both.arguments, **added)
+        both.kernel.launch((both.grid, 1, 1), both.threads, **both.arguments, **added)

@@ -5,11 +5,10 @@ One launch multiplies with matrices of different formats, or rounds or norms wha
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from rocmforge_hip.device.constants import QUANT_BLOCK
-from rocmforge_hip.device.kernel import Kernel
 from rocmforge_hip.device.library import KernelLibrary
 from rocmforge_hip.device.memory import DeviceArray
 from rocmforge_hip.kernels import products
@@ -23,18 +22,25 @@ from rocmforge_hip.ops.linear.gemv import (
     gemv_threads,
     most_rows,
 )
+from rocmforge_hip.ops.linear.gemv_groups import GroupedKernels
 from rocmforge_hip.ops.linear.later import (
     NormLater,
     RouterSums,
     UnmadeProduct,
     is_norm_later,
 )
-from rocmforge_hip.ops.linear.streamed_gemv import DeferringKernels, StreamedGemv
+from rocmforge_hip.ops.linear.streamed_gemv import StreamedGemv
 from rocmforge_hip.ops.operands import empty, f32_of, optional_vector, vector_of
-from rocmforge_hip.weights.formats import FORMAT_NUMBERS, FORMATS, Matrix, MatrixPart, Weight
+from rocmforge_hip.weights.formats import (
+    FLOAT_FORMATS,
+    FORMAT_NUMBERS,
+    FORMATS,
+    Matrix,
+    MatrixPart,
+    Weight,
+)
 
 MOST_MIXED: Final = 3  # matrices of one launch
-_ENOUGH_WAVES: Final = 8  # on a compute unit
 TILES_AT_ONCE: Final = QUANT_BLOCK // GEMV_OUTPUTS
 """Of a block that leaves a norm for later."""
 
@@ -85,54 +91,34 @@ class MixedGemvKernels:
     ) -> None:
         self._arena = arena
         self._forms = forms
-        self._mixed = _load_mixed(library, gemvs)
+        self._groups = GroupedKernels(library, formats, gemvs)
         has_mixed = any(FORMATS[name].is_mixed for name in formats)
-        self._normed = {
-            most: library.kernel(f"rf_gemv_norm_r{most}", products.rf_gemv_norm)
-            for most in GEMV_ROWS
-            if has_mixed
-        }
-        self._deferred = (
-            DeferringKernels(
-                library.kernel("rf_gemv_deferred", products.rf_gemv_deferred),
-                library.kernel("rf_gemv_deferred_route", products.rf_gemv_deferred_route),
-            )
-            if has_mixed
-            else None
-        )
         self._deferred_first = (
             library.kernel("rf_gemv_deferred_first", products.rf_gemv_deferred_first)
             if has_mixed and arena.latent is not None
             else None
         )
-        self._completing = (
-            (
-                library.kernel("rf_gemv_deferred_mixed", products.rf_gemv_deferred_mixed),
-                library.kernel("rf_gemv_deferred_gated", products.rf_gemv_deferred_gated),
-            )
-            if has_mixed
-            else None
-        )
         self._streamed = streamed
-        self._gated = {
-            most: library.kernel(f"rf_gemv_gated_r{most}", products.rf_gemv_gated)
+        self._norms_floats = {
+            (name, most): library.kernel(
+                f"rf_gemv_norm_{name}_r{most}", products.rf_gemv_norm_float
+            )
+            for name in formats & FLOAT_FORMATS
             for most in GEMV_ROWS
-            if has_mixed
         }
 
-        self._per_layer = {
-            most: library.kernel(f"rf_gemv_per_layer_r{most}", products.rf_gemv_per_layer)
-            for most in GEMV_ROWS
-            if has_mixed and arena.other_embedding is not None
-        }
+    def takes(self, rows: int, matrix: Matrix) -> bool:
+        """Returns whether there are kernels for so many rows and a quantised matrix."""
+        return most_rows(rows * self._forms.slices) in self._groups.of_one(matrix).normed
 
-    def has_several(self, rows: int) -> bool:
-        """Returns whether one launch multiplies so many rows with matrices of several formats."""
-        return most_rows(rows * self._forms.slices) in self._mixed
+    def has_several(self, rows: int, matrices: Iterable[Matrix]) -> bool:
+        """Returns whether one launch multiplies so many rows with these matrices."""
+        by_rows = self._groups.of_several(matrices).by_rows
+        return most_rows(rows * self._forms.slices) in by_rows
 
     def defers(self, rows: int) -> bool:
         """Returns whether so many rows of a product may be added, and their norm left for later."""
-        return self._deferred is not None and rows * self._forms.slices == 1
+        return rows * self._forms.slices == 1
 
     def several(
         self, x: Activation, stacks: Sequence[tuple[MatrixPart, Weight | None]]
@@ -158,14 +144,14 @@ class MixedGemvKernels:
             "quant_blocks": quant_blocks,
         }
         launched = (stored_rows // GEMV_OUTPUTS, 1, 1), gemv_threads(quant_blocks)
+        kernels = self._groups.of_several(results)
         if is_norm_later(x):
-            assert self._completing is not None
-            kernel = self._completing[0]
+            kernel = kernels.completing
             if self._streamed is not None and self._streamed.takes(results):
                 kernel, launched = self._streamed.mixed(launched[0][0])
             kernel.launch(*launched, **arguments, squares=x.squares, eps=x.eps)
             return results
-        self._mixed[most_rows(x.rows * self._forms.slices)].launch(
+        kernels.by_rows[most_rows(x.rows * self._forms.slices)].launch(
             *launched, **arguments, rows=x.rows, slices=self._forms.slices
         )
         return results
@@ -187,14 +173,14 @@ class MixedGemvKernels:
             "format": FORMAT_NUMBERS[matrix.format.name],
         }
         launched = (matrix.out_features // QUANT_BLOCK, 1, 1), gemv_threads(matrix.quant_blocks)
+        kernels = self._groups.of_one(matrix)
         if is_norm_later(x):
-            assert self._completing is not None
-            kernel = self._completing[1]
+            kernel = kernels.gated_completing
             if self._streamed is not None and self._streamed.takes_gated(matrix):
                 kernel, launched = self._streamed.gated(launched[0][0])
             kernel.launch(*launched, **arguments, squares=x.squares, eps=x.eps)
             return out
-        self._gated[most_rows(x.rows * self._forms.slices)].launch(
+        kernels.gated[most_rows(x.rows * self._forms.slices)].launch(
             *launched, **arguments, rows=x.rows, slices=self._forms.slices
         )
         return out
@@ -211,7 +197,8 @@ class MixedGemvKernels:
             out: [rows, out_features]; its forms are written.
         """
         q, scale = self._forms.int8(x)
-        self._per_layer[most_rows(x.rows * self._forms.slices)].launch(
+        most = most_rows(x.rows * self._forms.slices)
+        self._groups.of_one(matrix).per_layer[most].launch(
             (matrix.out_features // QUANT_BLOCK, 1, 1),
             gemv_threads(matrix.quant_blocks),
             weight=matrix.data,
@@ -260,10 +247,10 @@ class MixedGemvKernels:
             "norm_weight": vector_of(out.weight, features),
             **out.parts(),
         }
-        of_kernels, threads = self._deferred, TILES_AT_ONCE * gemv_threads(matrix.quant_blocks)
+        of_kernels = self._groups.of_one(matrix).deferred
+        threads = TILES_AT_ONCE * gemv_threads(matrix.quant_blocks)
         if self._streamed is not None and self._streamed.takes_deferred(matrix):
             of_kernels, threads = self._streamed.deferred, GEMV_THREADS
-        assert of_kernels is not None
         launched = (features // QUANT_BLOCK, 1, 1), threads
         if routed is None:
             of_kernels.alone.launch(*launched, **arguments)
@@ -349,49 +336,34 @@ class MixedGemvKernels:
         matrix, rows = product.part.matrix, product.rows
         assert self._arena.squares is not None
         assert (residual.rows, residual.features) == (rows, product.features)
+        arguments: dict[str, Any] = {
+            "weight": matrix.data,
+            "bias": optional_vector(product.bias, matrix.out_features),
+            "out": product.arrays.float32(rows, matrix.out_features),
+            "rows": rows,
+            "out_features": matrix.out_features,
+            "quant_blocks": matrix.quant_blocks,
+            "arrived": self._arena.arrived,
+            "residual": f32_of(residual),
+            "post_weight": optional_vector(product.post_norm, matrix.out_features),
+            "scale_of_sum": scale_of_sum,
+            "norm_weight": weight,
+            "normed": out,
+            "squares": self._arena.squares,
+            "eps": eps,
+        }
+        name = matrix.format.name
+        launched = (matrix.stored_rows // GEMV_OUTPUTS, 1, 1), gemv_threads(matrix.quant_blocks)
+        if not matrix.format.is_quantised:
+            kernel = self._norms_floats[name, most_rows(rows)]
+            kernel.launch(*launched, **arguments, x=f32_of(product.x))
+            return
         q, scale = self._forms.int8(product.x)
-        self._normed[most_rows(rows * self._forms.slices)].launch(
-            (matrix.stored_rows // GEMV_OUTPUTS, 1, 1),
-            gemv_threads(matrix.quant_blocks),
-            weight=matrix.data,
+        self._groups.of_one(matrix).normed[most_rows(rows * self._forms.slices)].launch(
+            *launched,
+            **arguments,
             q=q,
             scale=scale,
-            bias=optional_vector(product.bias, matrix.out_features),
-            out=product.arrays.float32(rows, matrix.out_features),
-            rows=rows,
             slices=self._forms.slices,
-            out_features=matrix.out_features,
-            quant_blocks=matrix.quant_blocks,
-            format=FORMAT_NUMBERS[matrix.format.name],
-            arrived=self._arena.arrived,
-            residual=f32_of(residual),
-            post_weight=optional_vector(product.post_norm, matrix.out_features),
-            scale_of_sum=scale_of_sum,
-            norm_weight=weight,
-            normed=out,
-            squares=self._arena.squares,
-            eps=eps,
+            format=FORMAT_NUMBERS[name],
         )
-
-
-def _load_mixed(library: KernelLibrary, gemvs: GemvKernels) -> dict[int, Kernel[...]]:
-    """Returns the kernels for several matrices, by their rows.
-
-    They take the registers of the largest format. Where that leaves too few waves to wait for
-    memory in turns, as on gfx906, matrices are multiplied one by one.
-    """
-    kernels: dict[int, Kernel[...]] = {}
-    for most in GEMV_ROWS:
-        apart = [
-            kernel
-            for (name, rows), kernel in gemvs.quantised.items()
-            if rows == most and FORMATS[name].is_mixed
-        ]
-        if not apart:
-            continue
-        mixed = library.kernel(f"rf_gemv_mixed_r{most}", products.rf_gemv_mixed)
-        blocks = min(kernel.blocks_at_once(GEMV_THREADS) for kernel in apart)
-        enough = min(blocks, _ENOUGH_WAVES * library.wave_size // GEMV_THREADS)
-        if mixed.blocks_at_once(GEMV_THREADS) >= enough:
-            kernels[most] = mixed
-    return kernels

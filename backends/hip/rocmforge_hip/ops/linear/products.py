@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -95,7 +95,7 @@ class LinearKernels:
         parts = [part_of(weight) for weight in weights]
         stacks = {part.matrix: (part, bias) for part, bias in zip(parts, biases, strict=True)}
         is_one = 1 < len(stacks) <= MOST_MIXED or is_norm_later(x)
-        if is_one and self._are_mixed(x, stacks):
+        if is_one and self._are_one_launch(x, stacks):
             products = self._mixed.several(x, list(stacks.values()))
         else:
             products = self._multiply_two(x, list(stacks.values()), half=half) or {
@@ -166,9 +166,14 @@ class LinearKernels:
         matrix = part.matrix
         if part.product is None:
             return None
-        is_mixed = self._goes_through_mixed_gemv(x, matrix)
-        can_defer = self._mixed.defers(x.rows) if is_mixed else self._int8.defers(x.rows, matrix)
-        if not (can_defer if defers else is_mixed):
+        is_gemv = self._goes_through_gemv(x, matrix)
+        if defers:
+            can = self._mixed.defers(x.rows) if is_gemv else self._int8.defers(x.rows, matrix)
+        elif matrix.format.is_quantised:
+            can = is_gemv
+        else:
+            can = 0 < x.rows <= self.gemv_rows
+        if not can:
             return None
         arrays = self._arena.product(part.product)
         return UnmadeProduct(
@@ -205,7 +210,7 @@ class LinearKernels:
             routed: Who else reads the norm, of one row; its sums are added to.
         """
         out = self.norm_later(residual, weight, eps)
-        if self._goes_through_mixed_gemv(product.x, product.part.matrix):
+        if self._goes_through_gemv(product.x, product.part.matrix):
             self._mixed.add_and_defer(product, out, routed)
         else:
             assert routed is None
@@ -233,7 +238,10 @@ class LinearKernels:
         first, second = (part_of(weight) for weight in weights)
         if not self._mixed.defers(x.rows) or first.first or first.out_features % QUANT_BLOCK:
             return None
-        if not self._are_mixed(x, (first.matrix, second.matrix)):
+        matrices = first.matrix, second.matrix
+        if not all(matrix.format.is_mixed for matrix in matrices):
+            return None
+        if not self._are_one_launch(x, matrices):
             return None
         normed, product = self._mixed.norm_first(x, first, second, norm, eps)
         return normed, _columns(product, second)
@@ -243,28 +251,28 @@ class LinearKernels:
         matrices = {part_of(weight).matrix for weight in weights}
         if all(self._int8.completes(x.rows, matrix) for matrix in matrices):
             return True
-        return len(matrices) <= MOST_MIXED and self._are_mixed(x, matrices)
+        return len(matrices) <= MOST_MIXED and self._are_one_launch(x, matrices)
 
     def completes_gated(self, x: Activation, part: MatrixPart) -> bool:
         """Returns whether `multiply` completes the norm that x is, multiplying with gate and up."""
         return self._int8.completes(x.rows, part.matrix)
 
-    def mixes_row(self, x: Activation, matrices: Iterable[Matrix]) -> bool:
-        """Returns whether x is one row of one slice, in kernels for several formats of them."""
-        through = all(self._goes_through_mixed_gemv(x, matrix) for matrix in matrices)
+    def is_one_row(self, x: Activation, matrices: Iterable[Matrix]) -> bool:
+        """Returns whether x is one row of one slice, which GEMV multiplies with all of them."""
+        through = all(self._goes_through_gemv(x, matrix) for matrix in matrices)
         return through and self._mixed.defers(x.rows)
 
     def gated_int8(self, x: Activation, part: MatrixPart, gate: int) -> Activation | None:
         """Returns the gated product in float32 and int8, if one launch can make both, or None."""
         matrix = part.matrix
-        if matrix.out_features % QUANT_BLOCK or not self._goes_through_mixed_gemv(x, matrix):
+        if matrix.out_features % QUANT_BLOCK or not self._goes_through_gemv(x, matrix):
             return None
         return self._mixed.gated(x, part, gate)
 
     def gates_per_layer(self, x: Activation, part: MatrixPart) -> bool:
         """Returns whether one launch makes the gate of another embedding and what it gates."""
         is_whole = part.matrix.out_features % QUANT_BLOCK == 0
-        return is_whole and self._goes_through_mixed_gemv(x, part.matrix)
+        return is_whole and self._goes_through_gemv(x, part.matrix)
 
     def gate_per_layer(
         self, x: Activation, part: MatrixPart, other: Mapping[str, Any], out: Activation
@@ -272,16 +280,17 @@ class LinearKernels:
         """Does what `MixedGemvKernels.gate_per_layer` says, if `gates_per_layer`."""
         self._mixed.gate_per_layer(x, part.matrix, other, out)
 
-    def _are_mixed(self, x: Activation, matrices: Iterable[Matrix]) -> bool:
+    def _are_one_launch(self, x: Activation, matrices: Collection[Matrix]) -> bool:
         """Returns whether a kernel multiplies so many rows with such matrices in one launch."""
-        through = all(self._goes_through_mixed_gemv(x, matrix) for matrix in matrices)
-        return through and self._mixed.has_several(x.rows)
+        through = all(self._goes_through_gemv(x, matrix) for matrix in matrices)
+        return through and self._mixed.has_several(x.rows, matrices)
 
-    def _goes_through_mixed_gemv(self, x: Activation, matrix: Matrix) -> bool:
-        """Returns whether so many rows are multiplied by GEMV, in a format that kernels may mix."""
+    def _goes_through_gemv(self, x: Activation, matrix: Matrix) -> bool:
+        """Returns whether such kernels of GEMV multiply so many rows that do more than that."""
         return (
             0 < x.rows <= self.gemv_rows
-            and matrix.format.is_mixed
+            and matrix.format.is_quantised
+            and self._mixed.takes(x.rows, matrix)
             and not self._int8.is_for(x.rows, matrix)
         )
 

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import chain, product
-from statistics import median
 from typing import Final
 
 from rocmforge.backend.step import StepOutput
@@ -82,8 +81,9 @@ def measure_variants(
             difference = difference or next(
                 (f"{what} of {case} differ" for what in found if what), ""
             )
+        # The shortest, as a step that the host is late with seems longer: short ones most of all.
         # In the first round, a device that had nothing to do may still be slow.
-        took = {name: median(step.device_ns for step in run[TURNS:]) for name, run in runs.items()}
+        took = {name: min(step.device_ns for step in run[TURNS:]) for name, run in runs.items()}
         best = min(took.values())
         *slower, differs, ends = agree(
             (
@@ -164,7 +164,7 @@ def _run(runner: HipRunner, steps: TrialSteps, case: TrialCase) -> dict[str, lis
     return outputs
 
 
-def _describe(case: TrialCase, name: str, took: dict[str, float]) -> str:
+def _describe(case: TrialCase, name: str, took: dict[str, int]) -> str:
     others = ", ".join(f"{other} {ns / 1e6:.3f}" for other, ns in took.items() if other != name)
     tokens = (case.blocks + 1) * BLOCK_TOKENS
     return f"{name} for {case.sequences} of {tokens} tokens ({took[name] / 1e6:.3f} ms, {others})"
