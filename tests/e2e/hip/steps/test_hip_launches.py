@@ -170,6 +170,19 @@ def test_launches_of_a_layer(
     assert launches_of(stack, tmp_path, name, layer, tuple(expected)) == expected
 
 
+@pytest.mark.parametrize("name", ["llama, in Q4_0", "llama, in BF16"])
+def test_more_rows_than_the_kernels_for_a_type_take_have_launches_of_their_own(
+    stack: ExitStack, tmp_path: Path, name: str
+) -> None:
+    """Those for types that files do not mix take four; for floats, eight."""
+    runner = runner_of(stack, tmp_path, name, 2, replace(OPTIONS, max_sequences=8))
+    driver, found = prompted(runner, 5), []
+    for variant in VARIANTS:
+        runner.variants = StepVariants.always(variant)
+        found.append(bits(decodes(driver, 5)))
+    assert found == [found[0]] * len(VARIANTS)
+
+
 @pytest.mark.parametrize(
     ("name", "layer", "expected"),
     [

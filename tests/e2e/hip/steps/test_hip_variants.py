@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections import deque
 from contextlib import ExitStack
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rocmforge.backend.protocol import LoadOptions
+from rocmforge.backend.step import StepInput, StepOutput
 from rocmforge_hip.device.kernel import Kernel
 from rocmforge_hip.load import loading
 from rocmforge_hip.ops.step.variants import VARIANTS
@@ -157,6 +160,26 @@ def test_states_are_the_same_in_each_variant_that_is_measured(
     path = write_model(larger_delta(by_name("qwen35")), tmp_path)
     note = load_hip(stack, path, replace(AUTO, max_sequences=1)).info.notes[-1]
     assert "measured in" in note
+
+
+def test_steps_that_a_late_host_made_longer_do_not_decide(
+    stack: ExitStack, model: Path, measuring: pytest.MonkeyPatch
+) -> None:
+    submitted, steps = deque[str](), count()
+    submit, collect = HipRunner.submit, HipRunner.collect
+
+    def submit_named(self: HipRunner, step: StepInput) -> None:
+        submitted.append(self.variants.choices[0].name)
+        submit(self, step)
+
+    def collect_late(self: HipRunner) -> StepOutput:
+        took = 500 if submitted.popleft() == "fewest" else 600
+        return replace(collect(self), device_ns=took if next(steps) % 4 == 0 else 700)
+
+    measuring.setattr(HipRunner, "submit", submit_named)
+    measuring.setattr(HipRunner, "collect", collect_late)
+    runner = load_hip(stack, model, AUTO)
+    assert {choice.name for choice in runner.variants.choices} == {"fewest"}
 
 
 def test_measuring_ends_in_time(
