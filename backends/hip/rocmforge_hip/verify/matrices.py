@@ -64,8 +64,8 @@ def groups() -> Iterator[Group]:
         yield Group(recipe, _linear_cases("gemm", title, _HALF_WEIGHTS, (17, 258), " as of many"))
     recipe = replace(square, format="q4_k", value_format="q6_k")
     yield Group(recipe, _linear_cases("gemv", "q4_k and q6_k", _FLOAT_SUM, (1, 2, 3, 8)))
-    recipe = replace(square, format="q4_0", value_format="iq3_s")
-    yield Group(recipe, _linear_cases("gemv", "q4_0 and iq3_s", _FLOAT_SUM, (1, 2, 3)))
+    recipe = replace(square, format="q4_0", value_format="q6_k")
+    yield Group(recipe, _linear_cases("gemv", "q4_0 and q6_k", _FLOAT_SUM, (1, 2, 3)))
     recipe = replace(square, format="q6_k")
     yield Group(recipe, tuple(_joined_cases("q6_k, one slice", (1, 2, 3, 8), _INT8)))
     yield Group(recipe, _deferred_cases("q6_k"))
@@ -80,7 +80,7 @@ def groups() -> Iterator[Group]:
         )
         yield Group(replace(square, format=name), tuple(normed))
     for name, format in FORMATS.items():
-        if format.is_mixed:
+        if format.is_quantised:
             yield Group(replace(square, format=name), _deferred_cases(f"{name}, 8 rows", 8))
         if format.is_streamed:
             recipe = replace(square, format=name, least_streamed_rows=2 * square.intermediate_size)

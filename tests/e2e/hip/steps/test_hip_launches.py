@@ -56,7 +56,7 @@ def runner_of(
         type_name = kind.removeprefix("in ").lower()
         mix = {"_exps": type_name, "ffn_gate_inp": "f32"}
         if type_name != "bf16":
-            mix["attn_v"] = "q4_k"
+            mix |= {"attn_v": "q4_k", "ffn_down.": "q6_k"}
     model = quantized(by_name(name), type_name)
     if kind.startswith("experts in "):
         mix = MIX | {"_exps": kind.removeprefix("experts in ").lower()}
@@ -316,6 +316,7 @@ def steps_of_four(runner: HipRunner) -> dict[str, tuple[int, tuple[bytes, bytes]
         # Values have another type, which is a launch more.
         ("llama", (11, 9, 9, 9, 7, 9)),
         ("qwen3", (11, 9, 9, 9, 7, 9)),
+        ("llama, in Q4_0", (11, 9, 9, 9, 7, 9)),
         # Norms lie between.
         ("gemma3", (11, 9, 9, 9, 9, 11)),
     ],

@@ -19,7 +19,7 @@ from rocmforge_hip.ops.linear.forms import FormKernels
 from rocmforge_hip.ops.linear.gemv import GEMV_OUTPUTS
 from rocmforge_hip.ops.linear.later import NormLater, UnmadeProduct, is_norm_later
 from rocmforge_hip.ops.operands import empty, f32_of, optional_vector, vector_of
-from rocmforge_hip.weights.formats import FLOAT_FORMATS, FORMATS, Matrix
+from rocmforge_hip.weights.formats import FLOAT_FORMATS, Matrix
 
 _WIDE_ROWS: Final = (8, MAX_INT8_ROWS)  # of kernels with blocks of ROW_ALIGN stored rows
 _SIDE_BY_SIDE: Final = 2  # waves of these, and of those that leave norms for later
@@ -62,13 +62,12 @@ class Int8Products:
             for name in used
             for most in _WIDE_ROWS
         }
-        deferred = {name for name in used if FORMATS[name].is_mixed}
         self._deferred = {
             name: library.kernel(f"rf_gemm_int8_deferred_{name}", products.rf_gemm_int8_deferred)
-            for name in deferred
+            for name in used
         }
         self._ahead = library.available(
-            {name: f"rf_gemm_int8_deferred_ahead_{name}" for name in deferred},
+            {name: f"rf_gemm_int8_deferred_ahead_{name}" for name in used},
             products.rf_gemm_int8_deferred,
         )
         is_long = bool(self._ahead) and geometry.streams_row(hidden_size)
@@ -96,7 +95,6 @@ class Int8Products:
         """Returns whether such a product may be added, and the norms of the sums left for later."""
         return (
             self.completes(rows, matrix)
-            and matrix.format.name in self._deferred
             and matrix.out_features % QUANT_BLOCK == 0
             and not self._streams(rows, matrix)
         )
