@@ -118,9 +118,9 @@ def test_two_long_rows_are_multiplied_where_weights_come_through_lds(
         ("q4_k", 4, 2, 4096, False),
         ("q4_k", 8, 1, 28672, False),
         ("q4_k", 8, 1, 4112, False),
-        ("q4_0", 8, 1, 4096, False),
+        ("q4_0", 8, 1, 4096, True),
     ],
-    ids=["sums", "two_slices", "copied_ahead", "no_whole_quant_blocks", "another_format"],
+    ids=["sums", "two_slices", "copied_ahead", "no_whole_quant_blocks", "unmixed"],
 )
 def test_norms_of_sums_are_left_for_later_where_kernels_can(
     name: str, rows: int, slices: int, stored_rows: int, defers: bool

@@ -27,12 +27,14 @@ class KernelsOfOne:
 
     normed: dict[int, Kernel[...]]
     gated: dict[int, Kernel[...]]
-    per_layer: dict[int, Kernel[...]]
+    per_layer: dict[int, Kernel[...]]  # none for models without another embedding
     deferred: DeferringKernels
     gated_completing: Kernel[...]  # a norm that was left for later
 
     @classmethod
-    def load(cls, library: KernelLibrary, *, is_mixed: bool) -> KernelsOfOne:
+    def load(
+        cls, library: KernelLibrary, *, is_mixed: bool, has_other_embedding: bool
+    ) -> KernelsOfOne:
         """Returns those for the formats that are mixed, or for all others."""
         end, all_rows = ("", GEMV_ROWS) if is_mixed else ("_unmixed", _OTHER_ROWS)
         return cls(
@@ -47,6 +49,7 @@ class KernelsOfOne:
             per_layer={
                 most: library.kernel(f"rf_gemv_per_layer_r{most}{end}", products.rf_gemv_per_layer)
                 for most in all_rows
+                if has_other_embedding
             },
             deferred=DeferringKernels(
                 library.kernel(f"rf_gemv_deferred{end}", products.rf_gemv_deferred),
@@ -96,12 +99,23 @@ class GroupedKernels:
         library: Where the kernels are.
         formats: Stored types of the matrices.
         gemvs: The kernels for one format each.
+        has_other_embedding: The model has another embedding of tokens.
     """
 
-    def __init__(self, library: KernelLibrary, formats: frozenset[str], gemvs: GemvKernels) -> None:
+    def __init__(
+        self,
+        library: KernelLibrary,
+        formats: frozenset[str],
+        gemvs: GemvKernels,
+        *,
+        has_other_embedding: bool,
+    ) -> None:
         groups = {FORMATS[name].is_mixed for name in formats if FORMATS[name].is_quantised}
         self._of_one = {
-            is_mixed: KernelsOfOne.load(library, is_mixed=is_mixed) for is_mixed in groups
+            is_mixed: KernelsOfOne.load(
+                library, is_mixed=is_mixed, has_other_embedding=has_other_embedding
+            )
+            for is_mixed in groups
         }
         self._of_several = {
             are_mixed: KernelsOfSeveral.load(library, gemvs, are_mixed=are_mixed)

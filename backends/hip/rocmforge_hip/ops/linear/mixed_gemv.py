@@ -69,7 +69,7 @@ def _factor_of(matrix: Matrix, bias: Weight | None, out: Activation) -> _Factor:
 
 
 class MixedGemvKernels:
-    """Multiplies few rows with matrices of the formats that kernels may mix.
+    """Multiplies few rows in launches that do more than one product.
 
     Args:
         library: Where the kernels are.
@@ -91,7 +91,9 @@ class MixedGemvKernels:
     ) -> None:
         self._arena = arena
         self._forms = forms
-        self._groups = GroupedKernels(library, formats, gemvs)
+        self._groups = GroupedKernels(
+            library, formats, gemvs, has_other_embedding=arena.other_embedding is not None
+        )
         has_mixed = any(FORMATS[name].is_mixed for name in formats)
         self._deferred_first = (
             library.kernel("rf_gemv_deferred_first", products.rf_gemv_deferred_first)
