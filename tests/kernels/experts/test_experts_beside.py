@@ -17,7 +17,7 @@ from rocmforge.models.layer_config import ExpertsConfig, RouterFunction
 from rocmforge_hip.ops.norms import norm_threads
 from rocmforge_hip.weights.formats import FORMAT_NUMBERS
 from tests.kernels.experts.test_route import FUNCTIONS, RULE
-from tests.kernels.matrices.test_gemv_mixed import MIXED, QUANTISED, end_for
+from tests.kernels.matrices.test_gemv_mixed import QUANTISED, end_for, end_for_all
 from tests.support.launches.kernels import Device, DeviceArray
 from tests.support.operands.activations import SCALE_DTYPE, quantise
 from tests.support.operands.experts import (
@@ -92,7 +92,7 @@ class Case:
                 _forms(device, 1, self.beside_inner),
             )
             device.launch(
-                f"rf_experts_gate_up_beside{self._end()}",
+                f"rf_experts_gate_up_beside{end_for_all(self.name, self.beside)}",
                 *(weight, places, *x, chosen, outs[0], None, *outs[1:], 0, nbytes, CHOSEN),
                 *(self.inner, quant_blocks, self.activation, FORMAT_NUMBERS[self.name]),
                 *(other, *y, made[0], None, *made[1:], 0, self.beside_inner),
@@ -153,7 +153,7 @@ class Case:
         def together() -> list[DeviceArray]:
             chosen, weights, shares, *outs = results()
             device.launch(
-                f"rf_experts_choose_gate_up_beside{self._end()}",
+                f"rf_experts_choose_gate_up_beside{end_for_all(self.name, self.beside)}",
                 *(weight, places, *x, outs[0], None, *outs[1:3], 0, nbytes),
                 *(self.inner, quant_blocks, self.activation, FORMAT_NUMBERS[self.name]),
                 *(other, outs[3], None, *outs[4:], 0, self.beside_inner),
@@ -227,7 +227,7 @@ class Case:
             out, made, total, *outs = sums()
             normed = outs[0], None, *outs[1:], 0, EPS
             device.launch(
-                f"rf_experts_down_beside{self._end()}",
+                f"rf_experts_down_beside{end_for_all(self.name, self.beside)}",
                 *(weight, places, *x, chosen, factors, out, nbytes, CHOSEN, features, blocks),
                 *(FORMAT_NUMBERS[self.name], other, *y, made, beside_blocks),
                 *(FORMAT_NUMBERS[self.beside], self.threads, logit_sums, 65),
@@ -241,10 +241,6 @@ class Case:
         found = _check(alone, together)
         assert found[-1] == bytes(4)  # as it was
         assert logit_sums.get().tolist() == [0] * 65 + list(range(66, 71))  # they begin again
-
-    def _end(self) -> str:
-        """What the names of kernels for both types end with."""
-        return "" if {self.name, self.beside} <= set(MIXED) else "_quantised"
 
     def _down(self, rng: np.random.Generator) -> tuple[ExpertLayer, Layer]:
         return (

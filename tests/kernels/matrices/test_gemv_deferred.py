@@ -14,7 +14,7 @@ import pytest
 from rocmforge_hip.ops.linear.gemv import GEMV_THREADS
 from rocmforge_hip.ops.norms import norm_threads
 from rocmforge_hip.weights.formats import FORMAT_NUMBERS
-from tests.kernels.matrices.test_gemv_mixed import MIXED, QUANTISED, end_for
+from tests.kernels.matrices.test_gemv_mixed import MIXED, QUANTISED, end_for, end_for_all
 from tests.support.launches.kernels import Device, DeviceArray
 from tests.support.operands.activations import SCALE_DTYPE, quantise
 from tests.support.operands.linear import NOT_GATED, SILU, random_activation, random_layer
@@ -89,11 +89,10 @@ def _read(
     )
     outs = [device.empty((1, layer.out_features), np.float32) for layer in (first, second, gated)]
     number, blocks = FORMAT_NUMBERS[name], first.quant_blocks
-    of_several = "" if name in MIXED else "_quantised"
     of_norm = () if squares is None else (squares, EPS)
     rows = (1, 1) if squares is None else ()
     device.launch(
-        f"rf_gemv_{'mixed_r1' if squares is None else 'deferred_mixed'}{of_several}",
+        f"rf_gemv_{'mixed_r1' if squares is None else 'deferred_mixed'}{end_for_all(name)}",
         *(device.upload(first.packed()), None, outs[0], first.out_features, number),
         *(device.upload(second.packed()), None, outs[1], second.out_features, number),
         *(None, None, None, 0, 0),

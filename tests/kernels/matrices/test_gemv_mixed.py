@@ -29,6 +29,24 @@ def end_for(name: str) -> str:
     return "" if name in MIXED else "_unmixed"
 
 
+def end_for_all(*names: str) -> str:
+    """What the names of kernels for matrices of these formats in one launch end with."""
+    return "" if set(MIXED).issuperset(names) else "_quantised"
+
+
+ROWS_AND_SLICES = (
+    ("q4_k", 2, 1, 2, 128),
+    ("q4_k", 3, 1, 4, 64),
+    ("q4_k", 8, 1, 8, 64),
+    ("q4_k", 1, 2, 2, 256),
+    ("q4_k", 2, 2, 8, 64),
+    ("iq3_s", 2, 1, 2, 128),
+    ("iq3_s", 3, 1, 4, 64),
+    ("iq3_s", 2, 2, 4, 64),
+)
+"""Of kernels for one matrix: its format, rows, slices, the kernel's rows, and threads."""
+
+
 def _multiply(
     device: Device, variant: int, factors: list[Factor], x: Float32, slices: int, block: int
 ) -> list[Float32]:
@@ -46,9 +64,9 @@ def _multiply(
         ]
     for _ in range(len(factors), 3):
         arguments += [None, None, None, 0, 0]
-    are_mixed = all(layer.weights[0].name in MIXED for layer, _ in factors)
+    names = (layer.weights[0].name for layer, _ in factors)
     device.launch(
-        f"rf_gemv_mixed_r{variant}{'' if are_mixed else '_quantised'}",
+        f"rf_gemv_mixed_r{variant}{end_for_all(*names)}",
         *arguments,
         device.upload(quantised.q, "q"),
         device.upload(quantised.scales, "scale"),

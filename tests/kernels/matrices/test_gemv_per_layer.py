@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from rocmforge_hip.weights.formats import FORMAT_NUMBERS
-from tests.kernels.matrices.test_gemv_mixed import QUANTISED, end_for
+from tests.kernels.matrices.test_gemv_mixed import QUANTISED, ROWS_AND_SLICES, end_for
 from tests.support.launches.kernels import Device
 from tests.support.operands.activations import SCALE_DTYPE, quantise
 from tests.support.operands.linear import NOT_GATED, random_activation, random_layer
@@ -75,19 +75,7 @@ def test_a_block_gates_its_columns(device: Device, name: str) -> None:
     _check(device, name, 96, 512)
 
 
-@pytest.mark.parametrize(
-    ("name", "rows", "slices", "variant", "block"),
-    [
-        ("q4_k", 2, 1, 2, 128),
-        ("q4_k", 3, 1, 4, 64),
-        ("q4_k", 8, 1, 8, 64),
-        ("q4_k", 1, 2, 2, 256),
-        ("q4_k", 2, 2, 8, 64),
-        ("iq3_s", 2, 1, 2, 128),
-        ("iq3_s", 3, 1, 4, 64),
-        ("iq3_s", 2, 2, 4, 64),
-    ],
-)
+@pytest.mark.parametrize(("name", "rows", "slices", "variant", "block"), ROWS_AND_SLICES)
 def test_rows_and_slices(
     device: Device, name: str, rows: int, slices: int, variant: int, block: int
 ) -> None:

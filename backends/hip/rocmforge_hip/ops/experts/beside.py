@@ -20,11 +20,12 @@ from rocmforge_hip.ops.experts.pairs import GATE_UP_THREADS, PairKernels, empty_
 from rocmforge_hip.ops.experts.routing import UnmadeChoice, UnmadeSum
 from rocmforge_hip.ops.geometry import groups_experts
 from rocmforge_hip.ops.linear.gemv import GEMV_OUTPUTS, gemv_threads
+from rocmforge_hip.ops.linear.gemv_groups import KernelsByGroup
 from rocmforge_hip.ops.linear.later import is_norm_later
 from rocmforge_hip.ops.linear.products import LinearKernels
 from rocmforge_hip.ops.norms import without_norm
 from rocmforge_hip.ops.operands import empty, f32_of, i32_of, optional_vector, part_of, vector_of
-from rocmforge_hip.weights.formats import FORMAT_NUMBERS, FORMATS, Matrix, Weight
+from rocmforge_hip.weights.formats import FORMAT_NUMBERS, Weight
 from rocmforge_hip.weights.products import Product
 
 _NORMED_FEATURES: Final = 16  # of a thread, at most
@@ -103,11 +104,9 @@ class BesideKernels:
         eps: float,
     ) -> None:
         self._arena, self._products, self._pairs, self._eps = arena, products, pairs, eps
-        quantised = [FORMATS[name] for name in formats if FORMATS[name].is_quantised]
-        self._groups = {
-            are_mixed: _Kernels.load(library, are_mixed=are_mixed)
-            for are_mixed in {format.is_mixed for format in quantised}
-        }
+        self._kernels = KernelsByGroup(
+            formats, lambda are_mixed: _Kernels.load(library, are_mixed=are_mixed)
+        )
 
     def chooses(self, x: Activation, num_chosen: int, experts: Experts[Weight]) -> bool:
         """Returns whether gate and up of both can choose so many experts, as of `multiplies`."""
@@ -143,13 +142,9 @@ class BesideKernels:
             up.out_features % QUANT_BLOCK == 0
             and all(matrix.format.is_quantised for matrix in (*of_pairs, up, down))
             and gemv_threads(down.quant_blocks) <= threads
-            and threads <= self._of(of_pairs[1], down).down.max_threads
+            and threads <= self._kernels.of(of_pairs[1], down).down.max_threads
             and self._products.is_one_row(x, (up, down))
         )
-
-    def _of(self, *matrices: Matrix) -> _Kernels:
-        """Returns the kernels for quantised matrices in one launch."""
-        return self._groups[all(matrix.format.is_mixed for matrix in matrices)]
 
     def mix(
         self,
@@ -164,7 +159,7 @@ class BesideKernels:
         up, down = part_of(network.up), part_of(network.down)
         assert up.product is not None
         forms, matrix = self._products.forms, gate_up_of(experts)
-        group = self._of(matrix, up.matrix)
+        group = self._kernels.of(matrix, up.matrix)
         _, arguments = self._pairs.gate_up(choice.features, experts, gate)
         inner = empty(self._arena.product(up.product), 1, up.matrix.out_features, half=False)
         forms.give_int8(inner)
@@ -213,7 +208,7 @@ class BesideKernels:
         pairs_q, pairs_scale = forms.int8(arguments["out"])
         inner_q, inner_scale = forms.int8(inner)
         both = UnmadeDowns(
-            kernel=self._of(of_pairs, down.matrix).down,
+            kernel=self._kernels.of(of_pairs, down.matrix).down,
             grid=2 * down.matrix.stored_rows // GEMV_OUTPUTS,
             threads=self._pairs.down_threads(1, of_pairs),
             arguments={

@@ -6,9 +6,9 @@ would (`formats` of kernels/kernels.toml).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 from rocmforge_hip.device.kernel import Kernel
 from rocmforge_hip.device.library import KernelLibrary
@@ -16,6 +16,8 @@ from rocmforge_hip.kernels import products
 from rocmforge_hip.ops.linear.gemv import GEMV_ROWS, GEMV_THREADS, GemvKernels
 from rocmforge_hip.ops.linear.streamed_gemv import DeferringKernels
 from rocmforge_hip.weights.formats import FORMATS, Matrix
+
+K = TypeVar("K")
 
 _ENOUGH_WAVES: Final = 8  # on a compute unit
 _OTHER_ROWS: Final = (1, 2, 4)  # of kernels for formats that files do not mix
@@ -92,40 +94,19 @@ class KernelsOfSeveral:
         return cls(by_rows, completing)
 
 
-class GroupedKernels:
-    """The kernels of each group that a model needs.
+class KernelsByGroup(Generic[K]):
+    """The kernels of each group of formats that a model needs.
 
     Args:
-        library: Where the kernels are.
         formats: Stored types of the matrices.
-        gemvs: The kernels for one format each.
-        has_other_embedding: The model has another embedding of tokens.
+        load: Returns the kernels for the formats that files mix, or else those for the others.
     """
 
-    def __init__(
-        self,
-        library: KernelLibrary,
-        formats: frozenset[str],
-        gemvs: GemvKernels,
-        *,
-        has_other_embedding: bool,
-    ) -> None:
-        groups = {FORMATS[name].is_mixed for name in formats if FORMATS[name].is_quantised}
-        self._of_one = {
-            is_mixed: KernelsOfOne.load(
-                library, is_mixed=is_mixed, has_other_embedding=has_other_embedding
-            )
-            for is_mixed in groups
-        }
-        self._of_several = {
-            are_mixed: KernelsOfSeveral.load(library, gemvs, are_mixed=are_mixed)
-            for are_mixed in groups
-        }
+    def __init__(self, formats: Iterable[str], load: Callable[[bool], K]) -> None:
+        quantised = (FORMATS[name] for name in formats if FORMATS[name].is_quantised)
+        groups = {format.is_mixed for format in quantised}
+        self._kernels = {are_mixed: load(are_mixed) for are_mixed in groups}
 
-    def of_one(self, matrix: Matrix) -> KernelsOfOne:
-        """Returns the kernels for a quantised matrix."""
-        return self._of_one[matrix.format.is_mixed]
-
-    def of_several(self, matrices: Iterable[Matrix]) -> KernelsOfSeveral:
+    def of(self, *matrices: Matrix) -> K:
         """Returns the kernels for quantised matrices in one launch."""
-        return self._of_several[all(matrix.format.is_mixed for matrix in matrices)]
+        return self._kernels[all(matrix.format.is_mixed for matrix in matrices)]

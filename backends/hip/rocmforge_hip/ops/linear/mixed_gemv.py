@@ -22,7 +22,7 @@ from rocmforge_hip.ops.linear.gemv import (
     gemv_threads,
     most_rows,
 )
-from rocmforge_hip.ops.linear.gemv_groups import GroupedKernels
+from rocmforge_hip.ops.linear.gemv_groups import KernelsByGroup, KernelsOfOne, KernelsOfSeveral
 from rocmforge_hip.ops.linear.later import (
     NormLater,
     RouterSums,
@@ -91,8 +91,16 @@ class MixedGemvKernels:
     ) -> None:
         self._arena = arena
         self._forms = forms
-        self._groups = GroupedKernels(
-            library, formats, gemvs, has_other_embedding=arena.other_embedding is not None
+        has_other = arena.other_embedding is not None
+        self._of_one = KernelsByGroup(
+            formats,
+            lambda is_mixed: KernelsOfOne.load(
+                library, is_mixed=is_mixed, has_other_embedding=has_other
+            ),
+        )
+        self._of_several = KernelsByGroup(
+            formats,
+            lambda are_mixed: KernelsOfSeveral.load(library, gemvs, are_mixed=are_mixed),
         )
         has_mixed = any(FORMATS[name].is_mixed for name in formats)
         self._deferred_first = (
@@ -111,11 +119,11 @@ class MixedGemvKernels:
 
     def takes(self, rows: int, matrix: Matrix) -> bool:
         """Returns whether there are kernels for so many rows and a quantised matrix."""
-        return most_rows(rows * self._forms.slices) in self._groups.of_one(matrix).normed
+        return most_rows(rows * self._forms.slices) in self._of_one.of(matrix).normed
 
     def has_several(self, rows: int, matrices: Iterable[Matrix]) -> bool:
         """Returns whether one launch multiplies so many rows with these matrices."""
-        by_rows = self._groups.of_several(matrices).by_rows
+        by_rows = self._of_several.of(*matrices).by_rows
         return most_rows(rows * self._forms.slices) in by_rows
 
     def defers(self, rows: int) -> bool:
@@ -146,7 +154,7 @@ class MixedGemvKernels:
             "quant_blocks": quant_blocks,
         }
         launched = (stored_rows // GEMV_OUTPUTS, 1, 1), gemv_threads(quant_blocks)
-        kernels = self._groups.of_several(results)
+        kernels = self._of_several.of(*results)
         if is_norm_later(x):
             kernel = kernels.completing
             if self._streamed is not None and self._streamed.takes(results):
@@ -175,7 +183,7 @@ class MixedGemvKernels:
             "format": FORMAT_NUMBERS[matrix.format.name],
         }
         launched = (matrix.out_features // QUANT_BLOCK, 1, 1), gemv_threads(matrix.quant_blocks)
-        kernels = self._groups.of_one(matrix)
+        kernels = self._of_one.of(matrix)
         if is_norm_later(x):
             kernel = kernels.gated_completing
             if self._streamed is not None and self._streamed.takes_gated(matrix):
@@ -200,7 +208,7 @@ class MixedGemvKernels:
         """
         q, scale = self._forms.int8(x)
         most = most_rows(x.rows * self._forms.slices)
-        self._groups.of_one(matrix).per_layer[most].launch(
+        self._of_one.of(matrix).per_layer[most].launch(
             (matrix.out_features // QUANT_BLOCK, 1, 1),
             gemv_threads(matrix.quant_blocks),
             weight=matrix.data,
@@ -249,7 +257,7 @@ class MixedGemvKernels:
             "norm_weight": vector_of(out.weight, features),
             **out.parts(),
         }
-        of_kernels = self._groups.of_one(matrix).deferred
+        of_kernels = self._of_one.of(matrix).deferred
         threads = TILES_AT_ONCE * gemv_threads(matrix.quant_blocks)
         if self._streamed is not None and self._streamed.takes_deferred(matrix):
             of_kernels, threads = self._streamed.deferred, GEMV_THREADS
@@ -361,7 +369,7 @@ class MixedGemvKernels:
             kernel.launch(*launched, **arguments, x=f32_of(product.x))
             return
         q, scale = self._forms.int8(product.x)
-        self._groups.of_one(matrix).normed[most_rows(rows * self._forms.slices)].launch(
+        self._of_one.of(matrix).normed[most_rows(rows * self._forms.slices)].launch(
             *launched,
             **arguments,
             q=q,
